@@ -224,7 +224,9 @@ class View:
     def current(self) -> Tensor:
         """``current_N``, where a pass has computed it."""
         if self.current_N is None:
-            raise RuntimeError("current log-probs are not computed at this point; a method that reads them before the forward declares Need.SCORE")
+            raise RuntimeError(
+                "current log-probs are not computed at this point; a method that reads them before the forward declares Need.SCORE"
+            )
         return self.current_N
 
     @property
