@@ -1,0 +1,189 @@
+"""Policies on disk: ordinary Hugging Face folders of the Qwen2 family, read from and written to local files only.
+
+Everything that can be seen without reading the weights (folder, configuration, tokenizer, safetensors headers) is checked
+before a weight is read, and each bad input is one sentence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trimtab.records import Json, TrimtabError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase, Qwen2ForCausalLM
+
+ARCHITECTURE = "Qwen2ForCausalLM"
+_TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A causal language model with its tokenizer. ``eos_ids`` end a response; ``context`` is the longest sequence in tokens."""
+
+    model: Qwen2ForCausalLM
+    tokenizer: PreTrainedTokenizerBase
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    bos_id: int | None
+    context: int
+
+    @classmethod
+    def of(cls, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Policy:
+        """Read the special tokens off a model and its tokenizer (generation config, config and tokenizer may each name EOS ids)."""
+        eos: list[int] = []
+        for named in (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
+            eos += [] if named is None else [named] if isinstance(named, int) else list(named)
+        if not eos:
+            raise TrimtabError("eos_token_id is named by neither the model nor the tokenizer: set it in config.json, or no response ends")
+        pad = tokenizer.pad_token_id
+        return cls(
+            model=model,
+            tokenizer=tokenizer,
+            eos_ids=tuple(dict.fromkeys(eos)),
+            pad_id=eos[0] if pad is None else pad,
+            bos_id=tokenizer.bos_token_id,
+            context=model.config.max_position_embeddings,
+        )
+
+
+def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Policy:
+    """Load a local Qwen2 folder, tied or untied, in evaluation mode. Never asks a hub.
+
+    Raises ``TrimtabError`` for: a missing folder, a folder without a readable ``config.json``, another architecture, dropout,
+    sliding-window attention, no tokenizer files, missing or corrupt safetensors, tensors that are missing, and NaN or inf in a weight.
+    """
+    folder = Path(path)
+    check_folder(folder)
+    from transformers import Qwen2ForCausalLM
+
+    tokenizer = _load_tokenizer(folder)
+    try:
+        model, info = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, output_loading_info=True)
+    except RuntimeError as error:  # transformers reports tensors of another shape this way
+        raise TrimtabError(
+            f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0]}); export the model again"
+        ) from error
+    if info["missing_keys"]:
+        raise TrimtabError(f"{folder}: the weights lack the tensor {min(info['missing_keys'])}; export the model again")
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise TrimtabError(f"{folder}: the tensor {name} holds NaN or inf; use an earlier checkpoint")
+    if len(tokenizer) > model.config.vocab_size:
+        raise TrimtabError(
+            f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}; they do not match"
+        )
+    return Policy.of(model.to(device).eval(), tokenizer)
+
+
+def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    # For a Qwen2 folder AutoTokenizer keeps only the vocabulary of tokenizer.json and puts Qwen2's own byte-level rules around it,
+    # whatever the file says; the fast class takes the file as it is.
+    exact = (folder / "tokenizer.json").is_file()
+    try:
+        return (PreTrainedTokenizerFast if exact else AutoTokenizer).from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError, KeyError) as error:
+        raise TrimtabError(f"{folder}: the tokenizer files cannot be read ({error}); save the tokenizer again") from error
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse what :func:`load_policy` cannot load, as far as that shows without reading a weight. Imports no transformers."""
+    if not folder.is_dir():
+        raise TrimtabError.field("model", str(folder), "no such folder; name a local Hugging Face model folder")
+    try:
+        config: Json = json.loads((folder / "config.json").read_text())
+    except FileNotFoundError:
+        raise TrimtabError.field("model", str(folder), "not a model folder, it has no config.json") from None
+    except ValueError as error:
+        raise TrimtabError.field("model", str(folder), f"its config.json is not JSON ({error})") from None
+    if not isinstance(config, dict):
+        raise TrimtabError.field("model", str(folder), "its config.json is not a JSON object")
+    check_config(config, str(folder))
+    if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
+        raise TrimtabError.field("model", str(folder), "it has no tokenizer files; save the tokenizer beside the model (tokenizer.json)")
+    for file in _weight_files(folder):
+        _check_header(file)
+
+
+def check_config(config: dict[str, Json], where: str) -> None:
+    """Refuse an architecture, a dropout or a sliding window the engine and the learner do not handle, by name."""
+    architectures = config.get("architectures")
+    if architectures != [ARCHITECTURE]:
+        raise TrimtabError(
+            f"{where}: architectures = {architectures!r} is not supported; this release trains the Qwen2 family ({ARCHITECTURE})"
+        )
+    for name, value in config.items():
+        if "dropout" in name and isinstance(value, int | float) and value > 0:
+            raise TrimtabError(f"{where}: {name} = {value} makes sampled and scored log-probs differ; set it to 0 in config.json")
+    layer_types = config.get("layer_types")
+    if config.get("use_sliding_window") or (isinstance(layer_types, list) and "sliding_attention" in layer_types):
+        raise TrimtabError(f"{where}: sliding-window attention is not supported; set use_sliding_window = false in config.json")
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        files = [folder / "model.safetensors"]
+    else:
+        try:
+            files = sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
+        except (ValueError, KeyError) as error:
+            raise TrimtabError(f"{index} is corrupt ({error}); copy the folder again") from None
+    for file in files:
+        if not file.is_file():
+            raise TrimtabError(f"{folder} lacks {file.name}; only safetensors weights are read, export the model with save_pretrained")
+    return files
+
+
+def _check_header(file: Path) -> None:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="pt"):
+            pass
+    except SafetensorError as error:
+        raise TrimtabError(f"{file} is corrupt ({error}); copy or export it again") from None
+
+
+def save_policy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, path: str | Path) -> None:
+    """Write a Hugging Face folder that ``transformers`` loads; ``path`` holds the old folder or the whole new one, never a part.
+
+    The folder is written beside ``path``, flushed to disk and renamed. Raises ``TrimtabError`` where the disk refuses.
+    """
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
+            new, old = Path(scratch) / "new", Path(scratch) / "old"
+            model.save_pretrained(new)
+            tokenizer.save_pretrained(new)
+            for file in new.iterdir():
+                _fsync(file)
+            if path.exists():
+                path.rename(old)
+            try:
+                new.rename(path)
+            except OSError:
+                if old.exists():
+                    old.rename(path)
+                raise
+            _fsync(path.parent)
+    except OSError as error:
+        raise TrimtabError(f"cannot write the model folder {path} ({error.strerror}); free the disk or name another folder") from error
+
+
+def _fsync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

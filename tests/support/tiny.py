@@ -1,0 +1,80 @@
+"""Tiny random Qwen2 models with a character-level tokenizer: real transformers objects, built in milliseconds, the same every time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+from trimtab.engines.checkpoint import Policy, save_policy
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+CHARS = "0123456789+-=,"
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+
+
+def tiny_tokenizer() -> PreTrainedTokenizerFast:
+    """One token a character of ``0-9+-=,``; ids 0, 1, 2 are <pad>, <bos>, <eos>. ``encode`` adds no special token."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: i for i, token in enumerate([PAD, BOS, EOS, *CHARS])}
+    backend = Tokenizer(models.WordLevel(vocabulary, unk_token=PAD))
+    backend.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
+    backend.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, pad_token=PAD, bos_token=BOS, eos_token=EOS)
+
+
+def tiny_policy(
+    tied: bool = False,
+    *,
+    hidden: int = 32,
+    layers: int = 2,
+    heads: int = 4,
+    kv_heads: int = 2,
+    intermediate: int = 64,
+    dtype: torch.dtype = torch.float32,
+    seed: int = 0,
+    context: int = 256,
+    sharpness: float = 4.0,
+) -> Policy:
+    """A random Qwen2 model with its tokenizer, deterministic in ``seed``.
+
+    ``sharpness`` scales the head, so that the sampling distribution is far from uniform and a mistake changes tokens.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    tokenizer = tiny_tokenizer()
+    config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=intermediate,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=tied,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(config)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                spread = 0.1 if parameter.ndim == 1 else parameter.shape[-1] ** -0.5
+                centre = 1.0 if "norm" in name else 0.0
+                parameter.copy_(centre + spread * torch.randn(parameter.shape))
+            model.lm_head.weight.mul_(sharpness)
+    return Policy.of(model.to(dtype).eval(), tokenizer)
+
+
+def tiny_folder(path: Path, tied: bool = False, **settings: int) -> Path:
+    """Save :func:`tiny_policy` as an ordinary Hugging Face folder at ``path``; returns ``path``."""
+    policy = tiny_policy(tied, **settings)
+    save_policy(policy.model, policy.tokenizer, path)
+    return path
