@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
+from trimtab import functional as F
 from trimtab.records import Decision, Json
 
 if TYPE_CHECKING:
@@ -247,6 +248,10 @@ class View:
         """A rollout column spread over its tokens."""
         return x_R[self.rollout_N]
 
+    def weights(self, w: Weighing) -> Tensor:
+        """``exp(log_scale_R) weight_N``, 0 where ``keep_N`` is False: the detached weight of each token, in the dtype of the log-probs."""
+        return F.weights.token_weight(w.log_scale_R, self.rollout_N, w.weight_N, w.keep_N).to(self.behavior_N.dtype)
+
     def note(self, decision: Decision) -> None:
         self.recorder.note(decision)
 
@@ -321,8 +326,7 @@ class Refuse:
 class StepView:
     """What is known just before the optimizer step. ``log_ratio_R``: all rollouts of the update, all ranks, float64."""
 
-    log_ratio_R: npt.NDArray[np.float64]
-    finite: bool
+    log_ratio_R: Tensor
     applied: int  # batches applied so far
     batch_id: int
     mini_step: int
@@ -364,6 +368,7 @@ class Method:
     corrects: frozenset[Ratio] = frozenset()
     cadence: Mapping[Point, Literal["batch", "update"]] = {}
     linear: bool = False  # objective: linear in the advantage
+    silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
     level: Literal["token", "sequence"] | None = None  # weigh
     rank: Rank = Rank.CLIP
     reduction: Reduction | None = None  # a reduction this method insists on

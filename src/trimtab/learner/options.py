@@ -1,0 +1,54 @@
+"""Options of the learner: optimizer, schedule, how a batch becomes updates and micro-batches."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from trimtab.methods.protocol import Reduction
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class AdamWOptions(_Options):
+    """AdamW (Loshchilov & Hutter 2019); decay applies to every parameter, as in the released recipes."""
+
+    lr: float = Field(3e-4, gt=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+
+
+class ConstantOptions(_Options):
+    """``warmup`` linear steps, then constant. Steps are *applied* optimizer steps: a skipped step does not advance it."""
+
+    kind: Literal["constant"] = "constant"
+    warmup: int = Field(0, ge=0)
+
+
+class WSDOptions(_Options):
+    """Warmup-stable-decay: linear up over ``warmup``, constant for ``stable``, linear down to ``floor`` over ``decay`` steps."""
+
+    kind: Literal["wsd"]
+    warmup: int = Field(0, ge=0)
+    stable: int = Field(ge=0)
+    decay: int = Field(ge=0)
+    floor: float = Field(0.0, ge=0, le=1)
+
+
+class LearnerOptions(_Options):
+    batches: int = Field(400, gt=0, description="batches to consume")
+    optimizer: AdamWOptions = AdamWOptions()
+    schedule: Annotated[ConstantOptions | WSDOptions, Field(discriminator="kind")] = ConstantOptions()
+    updates_per_batch: int = Field(1, gt=0, description="optimizer updates a batch; each takes a share of the batch's groups")
+    reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
+    micro_tokens: int | None = Field(None, gt=0, description="tokens of a micro-batch; none: the update is one micro-batch")
+    norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
+    norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
+    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    device: str = "cpu"
+    probe_gap: float = Field(1e-3, gt=0, description="largest |engine - learner| log-prob the start-up probe accepts")
+    keep_refused: bool = Field(True, description="save the batch of a refused step for inspection")

@@ -1,0 +1,102 @@
+"""From whole groups to the flat arrays the methods see."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trimtab import functional as F
+from trimtab.learner.packing import Packed
+from trimtab.methods.protocol import Recorder, Reduction, Totals, View
+from trimtab.records import Group, Rollout, Segment, StopReason
+
+
+def drop_invalid(groups: Sequence[Group]) -> tuple[list[Group], int]:
+    """Take action tokens with a non-finite behavior log-prob out of the mask; returns the groups and how many were dropped.
+
+    Done when the batch is formed, before any denominator is known: a token without a usable log-prob is invalid data.
+    """
+    dropped = 0
+    clean = []
+    for group in groups:
+        rollouts = []
+        for rollout in group.rollouts:
+            segments = []
+            for segment in rollout.segments:
+                bad = segment.action_mask & ~np.isfinite(segment.behavior_logp)
+                if bad.any():
+                    dropped += int(bad.sum())
+                    segment = _without(segment, bad)
+                segments.append(segment)
+            rollouts.append(dataclasses.replace(rollout, segments=tuple(segments)))
+        clean.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
+    return (clean, dropped) if dropped else (list(groups), 0)
+
+
+def _without(segment: Segment, bad: np.ndarray) -> Segment:
+    kept = segment.kept
+    if kept is not None:
+        stays = ~bad[segment.action_mask]
+        sizes = np.diff(kept.indptr)
+        kept = dataclasses.replace(
+            kept, indptr=np.concatenate([[0], np.cumsum(sizes[stays])]).astype(np.int64), ids=kept.ids[np.repeat(stays, sizes)]
+        )
+    return dataclasses.replace(
+        segment,
+        action_mask=segment.action_mask & ~bad,
+        behavior_logp=np.where(bad, np.float32(0), segment.behavior_logp),
+        versions=np.where(bad, np.int32(-1), segment.versions),
+        kept=kept,
+    )
+
+
+def totals_of(groups: Sequence[Group], max_length: int) -> Totals:
+    """The denominators of one update."""
+    rollouts = [r for g in groups for r in g.rollouts]
+    return Totals(rollouts=len(rollouts), tokens=sum(r.actions for r in rollouts), groups=len(groups), max_length=max_length)
+
+
+def make_view(
+    packed: Packed,
+    rollouts: Sequence[Rollout],
+    group_R: Sequence[int],
+    *,
+    version: int,
+    reduction: Reduction,
+    totals: Totals,
+    mini_step: int,
+    recorder: Recorder,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> View:
+    """The View of the rollouts in ``packed``. ``group_R`` numbers each rollout's group within the update (0..totals.groups-1)."""
+
+    def floats(values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=torch.float64, device=device)
+
+    length_R = torch.tensor([r.actions for r in rollouts], dtype=torch.int64, device=device)
+    scale_N = F.reduce.token_scale(
+        reduction.value, length_R, packed.rollout_N, rollouts=totals.rollouts, tokens=totals.tokens, max_length=totals.max_length
+    )
+    return View(
+        behavior_N=packed.behavior_N,
+        rollout_N=packed.rollout_N,
+        turn_N=packed.turn_N,
+        age_N=version - packed.version_N,
+        version_N=packed.version_N,
+        scale_N=scale_N.to(dtype),
+        reward_N=packed.reward_N,
+        score_R=floats([r.score for r in rollouts]),
+        reward_R=floats([r.score if r.reward is None else r.reward for r in rollouts]),
+        length_R=length_R,
+        group_R=torch.tensor(group_R, dtype=torch.int64, device=device),
+        terminated_R=torch.tensor([r.stop is not StopReason.LENGTH for r in rollouts], device=device),
+        groups=totals.groups,
+        totals=totals,
+        mini_step=mini_step,
+        recorder=recorder,
+    )

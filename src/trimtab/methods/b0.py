@@ -1,0 +1,34 @@
+"""The control without a baseline."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trimtab import functional as F
+from trimtab.methods.grpo import StdOptions
+from trimtab.methods.protocol import Credit, Method, Point, Status, View, Weighing
+
+if TYPE_CHECKING:
+    from trimtab.methods.chain import Chain
+
+
+class NoBaseline(Method):
+    """A_i = R_i / std of the group: OPOB's control, since OPOB can drift to b = 0 on rewards in {0, 1}."""
+
+    name = "b0"
+    source = "control; our definition"
+    status = Status.CONTROL
+    summary = "no baseline, group std scale"
+    formula = "A_i = R_i / (std(R) + 1e-6)"
+    Options = StdOptions
+    options: StdOptions
+    owns = frozenset({Point.CREDIT})
+    silent = True
+    min_group = 2
+
+    def check(self, chain: Chain) -> None:
+        # Without the group's own std, equal scores still push: R_i itself is the advantage.
+        self.silent = self.options.std in ("group", "population")
+
+    def credit(self, view: View, w: Weighing) -> Credit:
+        return Credit(F.advantages.b0(view.reward_R, view.group_R, view.groups, self.options.std))

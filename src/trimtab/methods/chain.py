@@ -1,0 +1,270 @@
+"""A chain: the methods of a run, validated together and called in loop order.
+
+Composition is configuration: weights multiply, masks intersect, multipliers multiply, any refusal wins. Credit and objective
+have exactly one owner. A later entry replaces a *bundle's* owner, mask or weight for the same ratio; two that the user wrote
+are refused at load. What a chain lacks it gets, and says so: ``grpo`` credit, ``linear`` objective, ``norm_clip(1.0)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import TYPE_CHECKING, Protocol, cast
+
+from trimtab.methods.protocol import (
+    Credit,
+    Gradient,
+    GroupStats,
+    Keep,
+    Method,
+    Need,
+    Point,
+    PoolView,
+    Ratio,
+    Reduction,
+    Refuse,
+    Reject,
+    Selection,
+    Skip,
+    State,
+    StepResult,
+    StepView,
+    View,
+    Weighing,
+)
+from trimtab.methods.registry import Entry, Member, build, expand
+from trimtab.records import Json, TrimtabError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+_DEFAULTS: tuple[tuple[Point, str, dict[str, Json]], ...] = (
+    (Point.CREDIT, "grpo", {}),
+    (Point.OBJECTIVE, "linear", {}),
+    (Point.GRADIENT, "norm_clip", {"max_norm": 1.0}),
+)
+
+
+class Accepts(Protocol):
+    def accept(self, group: GroupStats) -> Reject | None: ...
+
+
+class Selects(Protocol):
+    def select(self, pool: PoolView, want: int) -> Selection | None: ...
+
+
+class Shapes(Protocol):
+    def shape(self, view: View) -> Tensor: ...
+
+
+class Weighs(Protocol):
+    def weigh(self, view: View) -> Weighing: ...
+
+
+class Units(Protocol):
+    def unit(self, view: View, w: Weighing) -> Tensor: ...
+
+
+class Credits(Protocol):
+    def credit(self, view: View, w: Weighing) -> Credit: ...
+
+
+class Objects(Protocol):
+    def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor: ...
+
+
+class GradientControls(Protocol):
+    def gradient(self, g: Gradient) -> Keep | Skip: ...
+
+
+class StepControls(Protocol):
+    def step(self, s: StepView) -> float | Refuse: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the methods must know about the run to be checked against it."""
+
+    group_size: int
+    asynchronous: bool  # rollouts may be older than the weights they train
+    cut: bool  # top-k, top-p or allowed tokens cut the sampling distribution
+    reports_kept: bool  # the engine reports kept sets
+    updates_per_batch: int = 1
+    reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
+
+
+@dataclass(slots=True)
+class Chain:
+    """The validated methods of a run. ``said`` lists what was added or replaced, in words."""
+
+    members: list[Member]
+    setting: Setting
+    said: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def resolve(entries: Sequence[Entry], setting: Setting) -> Chain:
+        """Expand bundles, settle owners, add what is missing, and let every method check the whole."""
+        if not entries and setting.asynchronous:
+            raise TrimtabError.field(
+                "methods", [], 'an asynchronous run needs a correction; write ["vcpo"], or ["none"] to consent to none'
+            )
+        chain = Chain(members=[], setting=setting)
+        for name, options, origin in expand(entries):
+            chain._add(Member(build(name, options), origin))
+        for point, name, options in _DEFAULTS:
+            if not any(point in m.points() for m in chain.methods):
+                chain.members.append(Member(build(name, options), "default"))
+                chain.said.append(f"no {point.value} method: added {name}{options or ''}")
+        chain._order()
+        chain._check()
+        return chain
+
+    def _add(self, new: Member) -> None:
+        for old in list(self.members):
+            clash = _clash(old.method, new.method)
+            if not clash:
+                continue
+            if old.origin == "" or old.origin == new.origin:
+                raise TrimtabError.field("methods", [old.method.name, new.method.name], f"both {clash}; keep one of them")
+            self.members.remove(old)
+            self.said.append(f"{new.method.name} replaces {old.method.name} of {old.origin}: both {clash}")
+        self.members.append(new)
+
+    def _order(self) -> None:
+        """Loop order: by first point, at the gradient point by rank, else as listed (sort is stable)."""
+        points = list(Point)
+        self.members.sort(
+            key=lambda m: (points.index(m.method.points()[0]), m.method.rank if m.method.points()[0] is Point.GRADIENT else 0)
+        )
+
+    def _check(self) -> None:
+        s = self.setting
+        corrected = {ratio for m in self.methods for ratio in m.corrects}
+        if s.asynchronous and Ratio.CURRENT_BEHAVIOR not in corrected and not any(m.name == "none" for m in self.methods):
+            listed = [m.method.name for m in self.members if m.origin != "default"]
+            raise TrimtabError.field(
+                "methods", listed, 'nothing corrects for stale rollouts; add a weigh method such as "seq_tis", or "none" to consent to none'
+            )
+        if s.cut and not s.reports_kept and corrected:
+            raise TrimtabError(
+                "rollout.sampling cuts the distribution (top_p < 1, top_k > 0 or allowed tokens) and this engine cannot report the kept "
+                "set, so ratios would be wrong; use top_p = 1 and top_k = 0, or an engine that reports kept sets"
+            )
+        for m in self.methods:
+            if s.group_size < m.min_group:
+                raise TrimtabError.field(
+                    "rollout.group_size", s.group_size, f"{m.name} compares the members of a group and needs at least {m.min_group}"
+                )
+            if m.reduction is not None and m.reduction != s.reduction:
+                raise TrimtabError.field("learner.reduction", s.reduction.value, f"{m.name} needs {m.reduction.value}")
+            m.check(self)
+
+    # ------------------------------------------------------------------------------------------------ facts
+    @property
+    def methods(self) -> list[Method]:
+        return [m.method for m in self.members]
+
+    def at(self, point: Point) -> list[Method]:
+        return [m for m in self.methods if point in m.points()]
+
+    def owner(self, point: Point) -> Method:
+        return self.at(point)[0]
+
+    @property
+    def needs(self) -> Need:
+        return reduce(lambda a, b: a | b, (m.needs for m in self.methods), Need.NOTHING)
+
+    @property
+    def calibration(self) -> int:
+        """Batches to run at lag 0 before admission opens."""
+        return max((m.calibration for m in self.methods), default=0)
+
+    def describe(self) -> list[dict[str, Json]]:
+        """The resolved list, as ``config show`` prints it and ``methods`` accepts it."""
+        return [{"name": m.name, **m.options.model_dump(mode="json")} for m in self.methods]
+
+    # ------------------------------------------------------------------------------------------------ pool side
+    def accept(self, group: GroupStats) -> Reject | None:
+        for m in self.at(Point.ACCEPT):
+            verdict = cast(Accepts, m).accept(group)
+            if verdict is not None:
+                return verdict
+        return None
+
+    @property
+    def selector(self) -> Selects | None:
+        found = self.at(Point.SELECT)
+        return cast(Selects, found[0]) if found else None
+
+    # ------------------------------------------------------------------------------------------------ learner side
+    def shape(self, view: View) -> Tensor | None:
+        """Sum of the shaped token rewards, or None."""
+        added = [cast(Shapes, m).shape(view) for m in self.at(Point.SHAPE)]
+        return sum(added[1:], added[0]) if added else None
+
+    def weigh(self, view: View) -> Weighing:
+        """The product of all weighings; one where there is none."""
+        total = Weighing(view.score_R.new_zeros(view.score_R.shape[0]).double())
+        for m in self.at(Point.WEIGH):
+            w = cast(Weighs, m).weigh(view)
+            weight = w.weight_N if total.weight_N is None else total.weight_N if w.weight_N is None else total.weight_N * w.weight_N
+            keep = w.keep_N if total.keep_N is None else total.keep_N if w.keep_N is None else total.keep_N & w.keep_N
+            total = Weighing(total.log_scale_R + w.log_scale_R, weight, keep)
+        return total
+
+    def unit(self, view: View, w: Weighing) -> Tensor:
+        return cast(Units, self.owner(Point.CREDIT)).unit(view, w)
+
+    def credit(self, view: View, w: Weighing) -> Credit:
+        return cast(Credits, self.owner(Point.CREDIT)).credit(view, w)
+
+    def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:
+        return cast(Objects, self.owner(Point.OBJECTIVE)).objective(view, w, advantage_N)
+
+    def gradient(self, g: Gradient) -> Keep | Skip:
+        for m in self.at(Point.GRADIENT):
+            verdict = cast(GradientControls, m).gradient(g)
+            if isinstance(verdict, Skip):
+                return Skip(f"{m.name}: {verdict.reason}")
+        return Keep()
+
+    def step(self, s: StepView) -> float | Refuse:
+        """The product of the multipliers; the first refusal wins, but every method is asked (each keeps its own state)."""
+        total, refused = 1.0, None
+        for m in self.at(Point.STEP):
+            verdict = cast(StepControls, m).step(s)
+            if isinstance(verdict, Refuse):
+                refused = refused or Refuse(f"{m.name}: {verdict.reason}")
+            else:
+                total *= verdict
+        return refused or total
+
+    def after(self, result: StepResult) -> None:
+        for m in self.methods:
+            m.after(result)
+
+    # ------------------------------------------------------------------------------------------------ state
+    def state_dict(self) -> dict[str, Json]:
+        return {m.name: m.state_dict() for m in self.methods}
+
+    def load_state_dict(self, state: dict[str, State]) -> None:
+        mine = {m.name for m in self.methods}
+        if mine != set(state):
+            raise TrimtabError.field("methods", sorted(mine), f"the checkpoint was made with {sorted(state)}; use the same list to resume")
+        for m in self.methods:
+            m.load_state_dict(state[m.name])
+
+
+def _clash(a: Method, b: Method) -> str:
+    """Why two methods cannot stand in one chain, in words; "" where they can."""
+    if a.name == b.name:
+        return f"are {a.name}"
+    owned = a.owns & b.owns
+    if owned:
+        return f"own the {next(iter(owned)).value} point"
+    ratio = a.corrects & b.corrects
+    if ratio:
+        return f"correct the {next(iter(ratio)).value} ratio"
+    return ""

@@ -1,0 +1,31 @@
+"""Group-relative credit."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimtab import functional as F
+from trimtab.methods.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+
+
+class StdOptions(MethodOptions):
+    """One rule for every arm of a comparison: ``group`` = unbiased std + 1e-6, scale 0 where std <= 1e-8."""
+
+    std: Literal["group", "population", "batch", "none"] = "group"
+
+
+class GRPO(Method):
+    """A_i = (R_i - mean of the group) / std of the group."""
+
+    name = "grpo"
+    source = "Shao et al. 2024 (arXiv 2402.03300), Eq. 3; unbiased std + 1e-6 as in veRL"
+    summary = "group mean baseline, group std scale"
+    formula = "A_i = (R_i - mean(R)) / (std(R) + 1e-6)"
+    Options = StdOptions
+    options: StdOptions
+    owns = frozenset({Point.CREDIT})
+    silent = True
+    min_group = 2
+
+    def credit(self, view: View, w: Weighing) -> Credit:
+        return Credit(F.advantages.grpo(view.reward_R, view.group_R, view.groups, self.options.std))

@@ -1,0 +1,21 @@
+"""No correction for stale rollouts, by explicit consent."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from trimtab.methods.protocol import Method, Status, View, Weighing
+
+
+class Uncorrected(Method):
+    """Weight 1 on every token: gradients of stale rollouts as if they were fresh. The control, and what an empty list would mean."""
+
+    name = "none"
+    source = "policy gradient without importance weights (Williams 1992)"
+    status = Status.CONTROL
+    summary = "no importance correction: weight 1 everywhere"
+    formula = "w = 1"
+    level: Literal["token", "sequence"] | None = "sequence"
+
+    def weigh(self, view: View) -> Weighing:
+        return Weighing(view.log_ratio_R.new_zeros(view.score_R.shape[0]))

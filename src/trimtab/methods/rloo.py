@@ -1,0 +1,21 @@
+"""Leave-one-out credit."""
+
+from __future__ import annotations
+
+from trimtab import functional as F
+from trimtab.methods.protocol import Credit, Method, Point, View, Weighing
+
+
+class RLOO(Method):
+    """A_i = R_i - mean of the other members of the group, unbiased."""
+
+    name = "rloo"
+    source = "Ahmadian et al. 2024 (arXiv 2402.14740), Eq. 9"
+    summary = "mean of the other members as baseline, no scale"
+    formula = "A_i = n/(n-1) (R_i - mean(R))"
+    owns = frozenset({Point.CREDIT})
+    silent = True
+    min_group = 2
+
+    def credit(self, view: View, w: Weighing) -> Credit:
+        return Credit(F.advantages.rloo(view.reward_R, view.group_R, view.groups))

@@ -1,0 +1,39 @@
+"""Sequence-level masked importance sampling."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from trimtab import functional as F
+from trimtab.methods.protocol import Method, MethodOptions, Ratio, View, Weighing
+
+
+class BandOptions(MethodOptions):
+    high: float = Field(8.0, gt=0, description="largest ratio kept")
+    low: float = Field(0.0, ge=0, description="smallest ratio kept; 0: no lower bound")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> BandOptions:
+        if self.low >= self.high:
+            raise ValueError(f"low = {self.low} must be below high = {self.high}")
+        return self
+
+
+class SequenceMIS(Method):
+    """w = prod_t pi/mu where low <= w <= high, else the whole rollout is masked (it still counts in the denominator)."""
+
+    name = "seq_mis"
+    source = "veRL rollout correction `seq_sum_k1`; without a lower bound as in VCPO's comparison"
+    summary = "sequence-level masked importance sampling"
+    formula = "w_i = exp(s_i) if low <= exp(s_i) <= high else 0"
+    Options = BandOptions
+    options: BandOptions
+    corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
+    level: Literal["token", "sequence"] | None = "sequence"
+
+    def weigh(self, view: View) -> Weighing:
+        log_scale_R, keep_R = F.weights.mask(view.log_ratio_R, self.options.low, self.options.high)
+        view.metric("seq_mis/masked", float((~keep_R).sum()), keep_R.shape[0])
+        return Weighing(log_scale_R, keep_N=view.token(keep_R))
