@@ -5,21 +5,59 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+
+from trimtab.records import Json
+
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """``who`` did ``what`` from ``start`` to ``end``, seconds since the run started: one line of ``timeline.jsonl``."""
+
+    who: str
+    what: str
+    start: float
+    end: float
+
+    def to_json(self) -> dict[str, Json]:
+        return {"who": self.who, "what": self.what, "start": round(self.start, 6), "end": round(self.end, 6)}
+
+
+@dataclass(frozen=True, slots=True)
+class Lap:
+    """Seconds by share between two calls of :meth:`Clock.lap`; ``wall`` sums to ``elapsed``."""
+
+    wall: dict[str, float]
+    cpu: dict[str, float]
+    elapsed: float
 
 
 class Clock:
-    """Spans nest; a span's time excludes that of spans inside it, so the shares plus ``other`` sum to the elapsed wall time."""
+    """Spans nest; a span's time excludes that of spans inside it, so the shares plus ``other`` sum to the elapsed wall time.
 
-    def __init__(self) -> None:
+    CPU seconds are those of the calling thread: one clock belongs to one thread. With ``keep`` the exclusive stretches are kept
+    too, for the timeline, until :meth:`take` fetches them; ``other`` is what lies between them.
+    """
+
+    def __init__(self, keep: bool = False) -> None:
         self._wall: dict[str, float] = {}
+        self._cpu: dict[str, float] = {}
         self._stack: list[str] = []
+        self._stretches: list[tuple[str, float, float]] | None = [] if keep else None
         self._start = self._last = time.perf_counter()
+        self._last_cpu = time.thread_time()
+        self._lap = Lap({}, {}, 0.0)
 
     def _charge(self) -> None:
-        now = time.perf_counter()
-        name = self._stack[-1] if self._stack else "other"
+        now, cpu = time.perf_counter(), time.thread_time()
+        name = self._stack[-1] if self._stack else OTHER
         self._wall[name] = self._wall.get(name, 0.0) + now - self._last
-        self._last = now
+        self._cpu[name] = self._cpu.get(name, 0.0) + cpu - self._last_cpu
+        if self._stretches is not None and self._stack:
+            self._stretches.append((name, self._last, now))
+        self._last, self._last_cpu = now, cpu
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -32,10 +70,35 @@ class Clock:
             self._stack.pop()
 
     def totals(self) -> dict[str, float]:
-        """Seconds by share so far, ``other`` included; they sum to ``elapsed``."""
+        """Wall seconds by share so far, ``other`` included; they sum to ``elapsed``."""
         self._charge()
         return dict(self._wall)
 
+    def cpu_totals(self) -> dict[str, float]:
+        """CPU seconds of this thread by share so far."""
+        self._charge()
+        return dict(self._cpu)
+
+    def lap(self) -> Lap:
+        """What was charged since the previous lap: the ``time/*`` of one batch."""
+        self._charge()
+        before, self._lap = self._lap, Lap(dict(self._wall), dict(self._cpu), self._last - self._start)
+        return Lap(
+            {name: s - before.wall.get(name, 0.0) for name, s in self._lap.wall.items()},
+            {name: s - before.cpu.get(name, 0.0) for name, s in self._lap.cpu.items()},
+            self._lap.elapsed - before.elapsed,
+        )
+
+    def take(self, who: str, origin: float, shortest: float = 0.0005) -> list[Interval]:
+        """The stretches since the last call as rows of the timeline, those below ``shortest`` seconds left out.
+
+        ``origin`` is the run's start on ``time.perf_counter``, a clock that all processes of one machine share on Linux.
+        """
+        stretches = self._stretches or []
+        self._stretches = None if self._stretches is None else []
+        return [Interval(who, what, start - origin, end - origin) for what, start, end in stretches if end - start >= shortest]
+
     @property
     def elapsed(self) -> float:
+        """Wall seconds up to the last charge."""
         return self._last - self._start

@@ -1,0 +1,116 @@
+"""The metrics a run records: name, unit, how observations combine, what it means, which way is better.
+
+The report and TensorBoard take their captions from here. A name that is not here is refused where it is emitted; what methods
+emit on their own is recorded as a rate under ``method/``.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from trimtab.telemetry.reducers import Reducer
+
+
+class Better(StrEnum):
+    """Which way a metric improves."""
+
+    HIGHER = "higher"
+    LOWER = "lower"
+    NEITHER = "neither"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One declared metric. ``q`` and ``family`` name the quantile and the samples it is taken from."""
+
+    name: str
+    unit: str
+    reducer: Reducer
+    meaning: str
+    better: Better = Better.NEITHER
+    family: str = ""
+    q: float = 0.0
+
+
+MEAN, SUM, MAX, LAST = Reducer.MEAN, Reducer.SUM, Reducer.MAX, Reducer.LAST
+UP, DOWN = Better.HIGHER, Better.LOWER
+
+
+def _quantile(name: str, family: str, q: float, meaning: str) -> Metric:
+    return Metric(name, "ratio", Reducer.QUANTILE, meaning, Better.NEITHER, family, q)
+
+
+_ALL = (
+    Metric("reward/mean", "reward", MEAN, "shaped reward of the rollouts trained on", UP),
+    Metric("accuracy/train", "rate", MEAN, "share of the rollouts trained on that the verifier called correct", UP),
+    Metric("ess/ratio", "rate", MEAN, "effective sample size of the raw sequence importance ratios over the number of rollouts", UP),
+    Metric("ess/ratio_truncated", "rate", MEAN, "the same after the weighing method's cut", UP),
+    Metric("kl/k1", "nats", MEAN, "mean of log behavior - log current per token", DOWN),
+    Metric("kl/k3", "nats", MEAN, "mean of r - 1 - log r per token, r the token importance ratio", DOWN),
+    Metric("entropy/mean", "nats", MEAN, "entropy of the current policy per token"),
+    _quantile("ratio/p01", "ratio", 0.01, "1st percentile of the raw sequence importance ratios"),
+    _quantile("ratio/p50", "ratio", 0.50, "median of the raw sequence importance ratios"),
+    _quantile("ratio/p99", "ratio", 0.99, "99th percentile of the raw sequence importance ratios"),
+    _quantile("ratio/max", "ratio", 1.00, "largest raw sequence importance ratio"),
+    _quantile("ratio/token_p99", "ratio_token", 0.99, "99th percentile of the raw token importance ratios"),
+    Metric("grad/raw_norm", "norm", MAX, "gradient norm before any method of the gradient point"),
+    Metric("grad/norm", "norm", MAX, "gradient norm the optimizer was given"),
+    Metric("grad/cosine", "cosine", MEAN, "cosine between this batch's raw gradient and the previous one"),
+    Metric("step/multiplier", "factor", MEAN, "factor that the step methods put on the learning rate"),
+    Metric("step/lr", "rate", LAST, "learning rate of the schedule, before the multiplier"),
+    Metric("opob/baseline", "reward", MEAN, "off-policy optimal baseline, mean over mixed groups"),
+    Metric("opob/group_mean", "reward", MEAN, "plain mean reward of the same groups"),
+    Metric("opob/max_share", "rate", MAX, "largest share of one rollout in its group's baseline weights"),
+    Metric("groups/mixed", "rate", MEAN, "share of groups whose members differ in reward: only these carry signal"),
+    Metric("length/mean", "tokens", MEAN, "action tokens of a rollout"),
+    Metric("length/max", "tokens", MAX, "action tokens of the longest rollout"),
+    Metric("stop/truncated", "rate", MEAN, "share of rollouts that ran into the token limit", DOWN),
+    Metric("outcome/correct", "rate", MEAN, "share of rollouts verified correct", UP),
+    Metric("outcome/wrong", "rate", MEAN, "share of rollouts verified wrong", DOWN),
+    Metric("outcome/unparseable", "rate", MEAN, "share of rollouts without a readable answer", DOWN),
+    Metric("outcome/timeout", "rate", MEAN, "share of rollouts whose verifier ran out of time", DOWN),
+    Metric("outcome/error", "rate", MEAN, "share of rollouts whose verifier failed (they leave their group)", DOWN),
+    Metric("age/mean", "versions", MEAN, "learner version - version that sampled the token, mean over tokens", DOWN),
+    Metric("age/max", "versions", MAX, "age of the oldest token", DOWN),
+    Metric("age/generation", "versions", MEAN, "part of the age that arose while its rollout was still being generated"),
+    Metric("age/waiting", "versions", MEAN, "part of the age that arose after its rollout's newest token was sampled"),
+    Metric("rollouts/spanning", "rollouts", SUM, "rollouts whose tokens come from two or more versions"),
+    Metric("tokens/trained", "tokens", SUM, "action tokens trained on"),
+    Metric("throughput/tokens_per_s", "tokens/s", MEAN, "action tokens trained on per second of wall time", UP),
+    Metric("time/wait", "s", SUM, "the learner waited for rollouts", DOWN),
+    Metric("time/pack", "s", SUM, "rollouts were packed into tensors"),
+    Metric("time/forward", "s", SUM, "forward passes"),
+    Metric("time/backward", "s", SUM, "backward passes"),
+    Metric("time/norms", "s", SUM, "per-sequence gradient norms and credit"),
+    Metric("time/step", "s", SUM, "gradient methods and optimizer step"),
+    Metric("time/publish", "s", SUM, "publishing the weights"),
+    Metric("time/log", "s", SUM, "writing telemetry"),
+    Metric("time/checkpoint", "s", SUM, "writing checkpoints"),
+    Metric("time/other", "s", SUM, "everything not named"),
+    Metric("sampler/busy", "rate", MEAN, "share of sampler time spent generating", UP),
+    Metric("sampler/idle", "rate", MEAN, "share of sampler time spent without work", DOWN),
+    Metric("publish/stage", "s", SUM, "copying and digesting the new weights beside the served ones"),
+    Metric("publish/pause", "s", SUM, "samplers stood still for the swap", DOWN),
+    Metric("publish/commit", "s", SUM, "swap and probe after the digests agreed"),
+    Metric("pool/waiting", "groups", LAST, "finished groups waiting to be trained on"),
+    Metric("pool/running", "groups", LAST, "groups being generated"),
+)
+
+KNOWN: dict[str, Metric] = {m.name: m for m in _ALL}
+TIME_SHARES = tuple(name for name in KNOWN if name.startswith("time/"))
+METHOD_PREFIX = "method/"
+
+
+def declared(names: Iterable[str]) -> tuple[Metric, ...]:
+    """The metrics an emitter registers, in its order; ValueError for a name that is not declared, with the nearest one."""
+    found = []
+    for name in names:
+        if name not in KNOWN:
+            near = difflib.get_close_matches(name, KNOWN, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"declare it in {__name__}"
+            raise ValueError(f"metric {name!r} is not declared; {hint}")
+        found.append(KNOWN[name])
+    return tuple(found)
