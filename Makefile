@@ -1,0 +1,50 @@
+# Everything installs what it needs from nothing into .venv, with the pinned versions of constraints.txt.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+DEV    := $(VENV)/.installed-dev
+export OMP_NUM_THREADS := 1
+export HF_HUB_OFFLINE := 1
+
+.PHONY: demo test quick lint soak mutants parity headline clean
+
+demo: $(STAMP)
+	$(BIN)/trimtab train quickstart
+
+test: $(DEV) lint
+	$(BIN)/pytest -m "not soak and not parity" -p no:cacheprovider
+
+quick: $(DEV)
+	$(BIN)/pytest -m "not slow and not soak and not parity and not chaos" tests/unit tests/property
+
+lint: $(DEV)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+headline: $(STAMP)
+	$(BIN)/python -m trimtab.lab.headline
+
+soak: $(DEV)
+	$(BIN)/pytest -m soak -s
+
+mutants: $(DEV)
+	$(BIN)/python -m tests.mutants
+
+parity: $(DEV)
+	$(BIN)/pip install -q -c constraints.txt -e ".[peers]"
+	$(BIN)/pytest -m parity
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(DEV): $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist
