@@ -87,7 +87,7 @@ class OptimalBaseline(NamedTuple):
     """``baseline_G`` with its diagnostics.
 
     ``share_G``           max_i W_i / sum W: 1 where one rollout carries its own baseline (0 where all weights are 0)
-    ``variance_ratio_G``  sum W (R - b*)^2 / sum W (R - mean)^2, in [0, 1]; 1 where the mean leaves no variance
+    ``variance_ratio_G``  sum W (R - b*)^2 / sum W (R - mean)^2, in [0, 1]; 1 where the mean leaves none (weighted std <= 1e-8)
     """
 
     baseline_G: Tensor
@@ -118,8 +118,8 @@ def optimal_baseline(reward_R: Tensor, log_weight_R: Tensor, group_R: Tensor, gr
     largest_G = torch.zeros_like(total_G).scatter_reduce(0, group_R, w_R, "amax")
     around_best_G = _sum_G(w_R * (r - baseline_G[group_R]).square(), group_R, groups)
     around_mean_G = _sum_G(w_R * (r - mean_G[group_R]).square(), group_R, groups)
-    flat_G = around_mean_G == 0
-    ratio_G = around_best_G / torch.where(flat_G, torch.ones_like(flat_G, dtype=torch.float64), around_mean_G)
+    flat_G = around_mean_G <= STD_FLOOR**2 * total_G
+    ratio_G = around_best_G / torch.where(flat_G, torch.ones_like(around_mean_G), around_mean_G)
     return OptimalBaseline(baseline_G, largest_G / divisor_G, torch.where(flat_G, torch.ones_like(ratio_G), ratio_G))
 
 

@@ -3,7 +3,7 @@
 The distribution is softmax(logits / temperature) over the kept set of each token (the whole vocabulary where there is none), the
 same function that was sampled from. A running (max, sum) per token folds in one vocabulary chunk at a time:
 
-    m' = max(m, max z),   s' = s e^(m - m') + sum e^(z - m'),   log Z = m + log s
+    m' = max(m, max z),   s' = s e^(m - m') + sum e^(z - m'),   log p = (z - m) - log s
 
 (Milakov & Gimelshein 2018, arXiv 1805.02867). Entropy and sum of squared probabilities come from two more such sums.
 ``start``, ``fold`` and ``scaled_logits`` are the pieces; a head with its own backward builds on them.
@@ -46,17 +46,25 @@ class Partition(NamedTuple):
     moment: Tensor | None
     square: Tensor | None
 
+    def logp(self, z: Tensor) -> Tensor:
+        """log p of one logit a token, (z - m) - log s: in this order large logits cost no digits, as z - log Z would.
+
+        NaN where no logit above -inf was seen: an empty distribution has no log-probs.
+        """
+        return (z - self.top) - self.total.log()
+
     def log_z(self) -> Tensor:
-        """log sum e^z; NaN where no logit above -inf was seen, since an empty distribution has no log-probs."""
+        """log Z = m + log s: one number a token, from which exp(z - log Z) gives every probability again."""
         return self.top + self.total.log()
 
     def entropy(self) -> Tensor:
-        """H = log s - moment / s: relative to the maximum, so that large logits cost no digits."""
+        """H = -sum p log p = log s - moment / s."""
         if self.moment is None:
             raise ValueError("Partition.entropy: start(entropy=True) keeps the sum it needs")
         return self.total.log() - self.moment / self.total
 
     def sum_p2(self) -> Tensor:
+        """sum p^2 = square / s^2."""
         if self.square is None:
             raise ValueError("Partition.sum_p2: start(sum_p2=True) keeps the sum it needs")
         return self.square / self.total.square()
@@ -155,7 +163,7 @@ def selected_logprobs(
             picked = logits.gather(1, (target - low).clamp(0, high - low - 1)[:, None])[:, 0]
             chosen = torch.where(here, picked, chosen)
             p = fold(p, logits)
-        logp[rows] = chosen - p.log_z()
+        logp[rows] = p.logp(chosen)
         if entropy_N is not None:
             entropy_N[rows] = p.entropy()
         if sum_p2_N is not None:
