@@ -16,10 +16,11 @@ Value = float | Rate
 
 
 class Metrics:
-    """Accumulates the metrics of one batch; parts (updates, micro-batches, ranks) merge to the same bits under any split.
+    """Accumulates the metrics of one batch; parts (updates, micro-batches, processes) merge to the same bits under any split.
 
     ``put`` takes one observation of a declared metric, ``metric`` a numerator and a denominator (the ``Recorder`` of the methods:
-    undeclared names go under ``method/``), ``sample`` the observations a family of quantiles is taken from.
+    undeclared names go under ``method/``), ``sample`` the observations a family of quantiles is taken from. A quantile may also
+    be ``put`` once, already taken over the whole batch; it then merges with nothing.
     """
 
     def __init__(self) -> None:
@@ -27,6 +28,7 @@ class Metrics:
         self._sums: dict[str, ExactSum] = {}
         self._extremes: dict[str, Extreme] = {}
         self._samples: dict[str, Samples] = {}
+        self._taken: dict[str, float] = {}
 
     def put(self, name: str, value: float) -> None:
         (metric,) = declared([name])
@@ -35,7 +37,7 @@ class Metrics:
         elif metric.reducer is Reducer.SUM:
             self._sums.setdefault(name, ExactSum()).add(value)
         elif metric.reducer is Reducer.QUANTILE:
-            raise ValueError(f"metric {name!r} is a quantile; give its observations with sample({metric.family!r}, values)")
+            self._take(name, value)
         else:
             self._extremes.setdefault(name, Extreme(metric.reducer)).add(value)
 
@@ -45,6 +47,18 @@ class Metrics:
         if name not in KNOWN and not name.startswith(METHOD_PREFIX):
             name = METHOD_PREFIX + name
         self._means.setdefault(name, Mean()).add(numerator, denominator)
+
+    def extend(self, scalars: Mapping[str, float], rates: Mapping[str, tuple[float, float]]) -> None:
+        """``put`` every scalar and ``metric`` every rate."""
+        for name, value in scalars.items():
+            self.put(name, value)
+        for name, (numerator, denominator) in rates.items():
+            self.metric(name, numerator, denominator)
+
+    def _take(self, name: str, value: float) -> None:
+        if name in self._taken:
+            raise ValueError(f"quantile {name!r} was already put; quantiles do not merge, sample({KNOWN[name].family!r}, values) does")
+        self._taken[name] = value
 
     def sample(self, family: str, values: npt.ArrayLike) -> None:
         if not any(m.family == family for m in KNOWN.values()):
@@ -60,10 +74,13 @@ class Metrics:
             self._extremes.setdefault(name, Extreme(KNOWN[name].reducer)).merge(extreme)
         for family, samples in other._samples.items():
             self._samples.setdefault(family, Samples()).merge(samples)
+        for name, value in other._taken.items():
+            self._take(name, value)
 
     def values(self) -> dict[str, Value]:
         """What was observed, by name: a :class:`Rate` for means, a float for the rest."""
         out: dict[str, Value] = {name: mean.value for name, mean in self._means.items()}
+        out.update(self._taken)
         out.update((name, total.value) for name, total in self._sums.items())
         out.update((name, extreme.value) for name, extreme in self._extremes.items() if extreme.value is not None)
         for metric in KNOWN.values():
@@ -78,8 +95,9 @@ class Metrics:
 class BatchRecord:
     """One consumed batch, one line of ``metrics.jsonl``.
 
-    ``ages`` counts tokens by exact age; ``ages_generation`` sums, for the tokens of each age, the part of it that arose during
-    generation. ``by_age`` compares the policies in buckets of age. See :mod:`trimtab.telemetry.ages`.
+    ``ages`` counts tokens by age; ``ages_generation`` sums, for the tokens of each age, the part of it that arose before their
+    group was complete (the rest: waiting). ``by_age`` compares current and behavior policy at each age: ``tokens`` and the means
+    ``kl`` (k3), ``ratio_mean``, ``log_ratio_abs_mean`` over them.
     """
 
     batch: int  # from 0

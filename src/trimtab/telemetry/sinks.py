@@ -8,14 +8,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Protocol
 
-from trimtab.records import Decision, Json, TrimtabError
+from trimtab.records import Decision, Json
 from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.events import Event, Severity
 from trimtab.telemetry.metrics import BatchRecord, finite
@@ -25,89 +23,50 @@ METRICS, EVENTS, DECISIONS, TIMELINE = "metrics.jsonl", "events.jsonl", "decisio
 
 
 class Sink(Protocol):
-    """Takes what a run tells about itself. ``batch`` comes last of what belongs to a batch and makes it durable."""
+    """Takes what a run tells about itself. ``batch`` comes last of what belongs to a batch: a batch with a record is complete."""
 
     def batch(self, record: BatchRecord) -> None: ...
     def event(self, event: Event) -> None: ...
     def decisions(self, batch: int, decisions: Sequence[Decision]) -> None: ...
-    def timeline(self, intervals: Iterable[Interval]) -> None: ...
+    def timeline(self, batch: int, intervals: Sequence[Interval]) -> None: ...
     def close(self) -> None: ...
 
 
-class _Lines:
-    """A JSONL file opened for append. Lines are collected and handed to the system whole, so that only a crash tears one."""
+class Log(Protocol):
+    """An append-only log, one JSON object a line; a record survives the process once ``append`` returns."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._pending: list[str] = []
-        try:
-            self._file = path.open("ab", buffering=0)
-            if path.stat().st_size:
-                with path.open("rb") as file:
-                    file.seek(-1, os.SEEK_END)
-                    torn = file.read(1) != b"\n"
-                if torn:
-                    self._file.write(b"\n")
-        except OSError as error:
-            raise self._refusal(error) from error
-
-    def _refusal(self, error: OSError) -> TrimtabError:
-        reason = error.strerror or str(error)
-        return TrimtabError(f"cannot write {self.path}: {reason}; make room or access for the run folder, then resume the run")
-
-    def write(self, row: dict[str, Json]) -> None:
-        self._pending.append(json.dumps(row, allow_nan=False, separators=(",", ":")))
-
-    def flush(self) -> None:
-        if not self._pending:
-            return
-        data = memoryview(("\n".join(self._pending) + "\n").encode())
-        self._pending.clear()
-        try:
-            while data:
-                data = data[self._file.write(data) or 0 :]
-        except OSError as error:
-            raise self._refusal(error) from error
-
-    def close(self) -> None:
-        try:
-            self.flush()
-        finally:
-            self._file.close()
+    def append(self, record: Mapping[str, Json]) -> None: ...
+    def close(self) -> None: ...
 
 
 class JsonlSink:
-    """The four files of a run folder, flushed once a batch. What is not finite is written as null, and an event says so."""
+    """The four files of a run folder, each row with its ``batch``. What is not finite is written as null, and an event says so."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, open_log: Callable[[Path], Log]) -> None:
         self._metrics, self._events, self._decisions, self._timeline = (
-            _Lines(folder / name) for name in (METRICS, EVENTS, DECISIONS, TIMELINE)
+            open_log(folder / name) for name in (METRICS, EVENTS, DECISIONS, TIMELINE)
         )
 
     def batch(self, record: BatchRecord) -> None:
         lost = record.nonfinite()
         if lost:
             self.event(_null_event(record.batch, lost))
-        for file in (self._events, self._decisions, self._timeline):
-            file.flush()
-        self._metrics.write(record.to_json())
-        self._metrics.flush()
+        self._metrics.append(record.to_json())
 
     def event(self, event: Event) -> None:
-        self._events.write(event.to_json())
-        self._events.flush()
+        self._events.append(event.to_json())
 
     def decisions(self, batch: int, decisions: Sequence[Decision]) -> None:
         for decision in decisions:
-            self._decisions.write({"batch": batch} | asdict(decision) | {"amount": finite(decision.amount)})
+            self._decisions.append({"batch": batch} | asdict(decision) | {"amount": finite(decision.amount)})
 
-    def timeline(self, intervals: Iterable[Interval]) -> None:
+    def timeline(self, batch: int, intervals: Sequence[Interval]) -> None:
         for interval in intervals:
-            self._timeline.write(interval.to_json())
+            self._timeline.append({"batch": batch} | interval.to_json())
 
     def close(self) -> None:
-        for file in (self._events, self._decisions, self._timeline, self._metrics):
-            file.close()
+        for log in (self._events, self._decisions, self._timeline, self._metrics):
+            log.close()
 
 
 def _null_event(batch: int, names: Sequence[str]) -> Event:
@@ -134,19 +93,18 @@ class FanOut:
         for sink in self._sinks:
             sink.decisions(batch, decisions)
 
-    def timeline(self, intervals: Iterable[Interval]) -> None:
-        rows = tuple(intervals)
+    def timeline(self, batch: int, intervals: Sequence[Interval]) -> None:
         for sink in self._sinks:
-            sink.timeline(rows)
+            sink.timeline(batch, intervals)
 
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
 
 
-def open_sinks(folder: Path, options: TelemetryOptions) -> FanOut:
+def open_sinks(folder: Path, options: TelemetryOptions, open_log: Callable[[Path], Log]) -> FanOut:
     """The sinks of a run: JSONL always; TensorBoard (imported here, below ``folder/tensorboard``) where the options ask for it."""
-    sinks: list[Sink] = [JsonlSink(folder)]
+    sinks: list[Sink] = [JsonlSink(folder, open_log)]
     if options.tensorboard:
         from trimtab.telemetry.tensorboard import TensorBoardSink
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from tensorboard.compat.proto.event_pb2 import Event as Proto
@@ -47,7 +47,7 @@ class TensorBoardSink:
     def decisions(self, batch: int, decisions: Sequence[Decision]) -> None:
         pass
 
-    def timeline(self, intervals: Iterable[Interval]) -> None:
+    def timeline(self, batch: int, intervals: Sequence[Interval]) -> None:
         pass
 
     def close(self) -> None:
