@@ -110,17 +110,18 @@ class Head:
             dz.div_(self.packed.temperature_H[rows, None].to(dz.dtype))
         return dz.to(self.hidden.dtype)
 
-    def backward(self, d_H: Tensor, h_H: Tensor | None, *, weight: bool) -> tuple[Tensor, Tensor | None]:
-        """(d hidden, dW or None) of sum d current + h entropy."""
+    def backward(self, d_H: Tensor, h_H: Tensor | None = None, *, hidden: bool = True, weight: bool = True) -> tuple[Tensor | None, Tensor | None]:
+        """(d hidden, dW) of sum d current + h entropy; None for what is not asked."""
         if self.whole:
             dz = self.dlogits(slice(0, self.rows), 0, self.width, d_H, h_H)
-            return dz @ self.weight, dz.T @ self.hidden if weight else None
-        dhidden = torch.zeros_like(self.hidden)
+            return dz @ self.weight if hidden else None, dz.T @ self.hidden if weight else None
+        dhidden = torch.zeros_like(self.hidden) if hidden else None
         dweight = torch.zeros_like(self.weight) if weight else None
         for rows in self.row_slices():
             for low, high in self.vocab_slices():
                 dz = self.dlogits(rows, low, high, d_H, h_H)
-                dhidden[rows].addmm_(dz, self.weight[low:high])
+                if dhidden is not None:
+                    dhidden[rows].addmm_(dz, self.weight[low:high])
                 if dweight is not None:
                     dweight[low:high].addmm_(dz.T, self.hidden[rows])
         return dhidden, dweight
@@ -153,5 +154,5 @@ class _Evaluate(torch.autograd.Function):
     def backward(ctx, d_H, h_H, _):  # type: ignore[no-untyped-def]
         ctx.saved_tensors  # noqa: B018 - raises if the weight was stepped since the forward
         d_H = torch.zeros_like(h_H) if d_H is None else d_H
-        dhidden, dweight = ctx.head.backward(d_H, h_H, weight=ctx.needs_input_grad[1])
+        dhidden, dweight = ctx.head.backward(d_H, h_H, hidden=ctx.needs_input_grad[0], weight=ctx.needs_input_grad[1])
         return dhidden, dweight, None

@@ -7,20 +7,44 @@ sum_R c_R sum_{N in R} q_N current_N is formed by the pass's route (``norms/``).
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from functools import cached_property
+from typing import Literal, Protocol
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.learner.attention import attend_packed, hidden_states
 from trimtab.learner.head import BUDGET, Head
+from trimtab.learner.norms.estimate import Shape, choose_route, estimate
+from trimtab.learner.norms.registry import Registry, survey
+from trimtab.learner.norms.routes import TapeRoute
+from trimtab.learner.norms.tape import Tape
+from trimtab.learner.norms.two_buffer import TwoBuffer
+from trimtab.learner.norms.units import Buffers
 from trimtab.learner.packing import Packed
+
+Route = Literal["bookkeeping", "two_pass", "two_buffer"]
+Outputs = tuple[Tensor, Tensor | None, Tensor | None]
+
+
+class Norms(Protocol):
+    """A route to exact per-rollout norms and the re-weighted gradient."""
+
+    def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor: ...
+    def finish(self, c_R: Tensor) -> None: ...
 
 
 class Pass:
-    """One forward. ``current_N``, and with ``vocab`` ``entropy_N`` and ``sum_p2_N``, are detached; the graph is alive inside."""
+    """One forward. ``current_N``, and with ``vocab`` ``entropy_N`` and ``sum_p2_N``, are detached; the graph is alive inside.
 
-    def __init__(self, packed: Packed, outputs: tuple[Tensor, Tensor | None, Tensor | None]) -> None:
-        self._packed = packed
+    Without norms: :meth:`backward`. With norms: :meth:`backward` for additive terms (any number of times, first), then
+    :meth:`norms`, then :meth:`finish`.
+    """
+
+    def __init__(self, packed: Packed, outputs: Outputs, route: Norms | None = None) -> None:
+        self._packed, self._route = packed, route
         self._current_H, self._entropy_H, sum_p2_H = outputs
         self.current_N = self._current_H.detach()[packed.to_N]
         self.entropy_N = None if self._entropy_H is None else self._entropy_H.detach()[packed.to_N]
@@ -28,26 +52,52 @@ class Pass:
 
     def backward(self, d_N: Tensor, h_N: Tensor | None = None) -> None:
         """Accumulate into ``.grad`` the gradient of sum d_N current_N + h_N entropy_N."""
+        if isinstance(self._route, TwoBuffer):
+            self._route.backward(d_N, h_N)
+            return
         outputs, coefficients = [self._current_H], [d_N[self._packed.to_H].to(self._current_H.dtype)]
         if h_N is not None:
             if self._entropy_H is None:
                 raise RuntimeError("Pass.backward: h_N given, but the forward ran without vocab=True")
             outputs.append(self._entropy_H)
             coefficients.append(h_N[self._packed.to_H].to(self._entropy_H.dtype))
-        torch.autograd.backward(outputs, coefficients)
+        torch.autograd.backward(outputs, coefficients, retain_graph=self._route is not None)
+
+    def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor:
+        """||grad sum_{N in R} q_N current_N||^2 per rollout over all trainable parameters, float64.
+
+        ``pre_R``: the part of a rollout's final coefficient known now; it, ``reward_R`` and ``group_R`` serve ``two_buffer``.
+        """
+        if self._route is None:
+            raise RuntimeError("Pass.norms: the forward ran without norms=True")
+        return self._route.norms(q_N, pre_R, reward_R, group_R)
+
+    def finish(self, c_R: Tensor) -> None:
+        """Accumulate into ``.grad`` the gradient of sum_R c_R sum_{N in R} q_N current_N; once, after :meth:`norms`.
+
+        Raises:
+            TrimtabError: route ``two_buffer``, and c_R / pre_R is not affine in the reward within a group.
+        """
+        if self._route is None:
+            raise RuntimeError("Pass.finish: the forward ran without norms=True")
+        self._route.finish(c_R)
 
 
 class PackedModel:
     """A transformers causal language model, tied or untied, that runs packed batches.
 
-    ``logits``: how many logits may be alive at a time.
+    ``route``: how per-rollout gradient norms are formed; ``auto`` takes the cheapest whose estimate fits ``memory`` bytes beyond
+    an ordinary backward (``norms/estimate.py``). ``logits``: how many logits may be alive at a time.
     """
 
-    def __init__(self, model: PreTrainedModel, *, logits: int = BUDGET) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, route: Route | Literal["auto"] = "auto", memory: int = 512 * 2**20, logits: int = BUDGET
+    ) -> None:
         attend_packed(model)
         self.model = model
-        self._weight: Tensor = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        self._logits = logits
+        self._weight: nn.Parameter = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
+        self._route, self._memory, self._logits = route, memory, logits
+        self._buffers = Buffers()
 
     @property
     def device(self) -> torch.device:
@@ -57,20 +107,58 @@ class PackedModel:
     def dtype(self) -> torch.dtype:
         return self._weight.dtype
 
-    def parameters(self) -> list[torch.nn.Parameter]:
+    def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, each once (a tied weight is one)."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    @cached_property
+    def registry(self) -> Registry:
+        """Who owns the trainable parameters; touch it at start-up to have an unknown module refused before anything runs.
+
+        Raises:
+            TrimtabError: names the module per-sequence norms do not know.
+        """
+        return survey(self.model)
+
+    def route_for(self, packed: Packed) -> Route:
+        """The route a forward of ``packed`` with norms takes."""
+        if self._route != "auto":
+            return self._route
+        linears = self.registry.linears
+        shapes = [Shape(m.in_features, m.out_features) for m in linears]
+        parameters = sum(p.numel() for p in self.parameters())
+        return choose_route(estimate(shapes, parameters, packed.rows, self._weight.element_size(), self._memory), self._memory)
+
     def forward(self, packed: Packed, *, norms: bool = False, vocab: bool = False) -> Pass:
-        """Run the model; ``norms`` prepares for :meth:`Pass.norms`, ``vocab`` computes entropy and sum of squared probabilities."""
-        return Pass(packed, self._head(packed, vocab))
+        """Run the model; ``norms`` prepares for :meth:`Pass.norms`, ``vocab`` computes entropy and sum of squared probabilities.
+
+        Raises:
+            TrimtabError: ``norms``, and a trainable module is unknown, shared, or not called exactly once.
+        """
+        if not norms:
+            return Pass(packed, self._run(packed, vocab)[2])
+        route, registry = self.route_for(packed), self.registry
+        if route == "two_buffer":
+            with torch.no_grad():
+                outputs = self._run(packed, vocab)[2]
+            return Pass(packed, outputs, TwoBuffer(packed, lambda one, v: self.forward(one, vocab=v), self.parameters()))
+        tape = Tape(registry, packed.rows.rows)
+        head, hidden, outputs = self._run(packed, vocab, tape)
+        keep_graph = route == "two_pass"
+        return Pass(
+            packed,
+            outputs,
+            TapeRoute(packed, head, hidden, outputs[0], tape, buffers=self._buffers, memory=self._memory, keep_graph=keep_graph),
+        )
 
     @torch.no_grad()
     def score(self, packed: Packed) -> Tensor:
         """current_N without a graph."""
-        return self._head(packed, vocab=False)[0][packed.to_N]
+        return self._run(packed, vocab=False)[2][0][packed.to_N]
 
-    def _head(self, packed: Packed, vocab: bool) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        hidden = hidden_states(self.model, packed.tokens_P, packed.positions_P, packed.segments)
+    def _run(self, packed: Packed, vocab: bool, tape: Tape | None = None) -> tuple[Head, Tensor, Outputs]:
+        with nullcontext() if tape is None else tape.recording():
+            hidden = hidden_states(self.model, packed.tokens_P, packed.positions_P, packed.segments)
         head = Head(self._weight, packed, vocab=vocab, budget=self._logits)
-        return head(hidden.index_select(0, packed.predict_H))
+        hidden_H = hidden.index_select(0, packed.predict_H)
+        return head, hidden_H, head(hidden_H)

@@ -1,0 +1,119 @@
+"""Per-rollout gradients of the two matrices indexed by token id: the LM head and the input embedding, tied or not.
+
+Head: with dz = d (sum q current) / d (hidden W^T), rollout i's gradient is dz_i^T h_i. Embedding: the sum of e over the rows of
+rollout i that hold id v. Where both are one parameter, ||head + embedding||^2 = ||head||^2 + ||embedding||^2 +
+2 sum_v <E_iv, (dz_i^T h_i)_v>.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from trimtab.learner.head import Head
+from trimtab.learner.norms.units import Budget, Gradient
+
+
+class EmbeddingUnit:
+    """An embedding: e summed over equal (rollout, id), so that nothing of size rollouts x vocabulary is made."""
+
+    def __init__(self, module: nn.Embedding, ids: Tensor, budget: Budget, head: HeadUnit | None = None) -> None:
+        self.module, self.budget, self.head = module, budget, head
+        key = budget.layout.owner * module.num_embeddings + ids.reshape(-1)
+        unique, self._place = torch.unique(key, return_inverse=True)
+        self.rollout_U, self.id_U = unique // module.num_embeddings, unique % module.num_embeddings
+        self.e_UD: Tensor
+
+    def receive(self, e: Tensor) -> None:
+        e = e.reshape(self.budget.layout.rows, -1)
+        self.e_UD = e.new_zeros(self.id_U.shape[0], e.shape[1]).index_add_(0, self._place, e)
+        if self.module.padding_idx is not None:
+            # torch gives the padding row no gradient, whoever looks it up.
+            self.e_UD[self.id_U == self.module.padding_idx] = 0
+        self.budget.norm2_R.index_add_(0, self.rollout_U, self.e_UD.double().square().sum(1))
+        if self.head is not None:
+            self.head.cross(self)
+
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+        weight = self.module.weight
+        yield weight, torch.zeros_like(weight).index_add_(0, self.id_U, self.e_UD * c_R[self.rollout_U, None])
+
+
+class HeadUnit:
+    """The LM head at the rows that predict action tokens."""
+
+    def __init__(self, head: Head, weight: nn.Parameter, q_H: Tensor, budget: Budget) -> None:
+        self.head, self.weight, self.q_H, self.budget = head, weight, q_H, budget
+        self._layout = head.packed.actions
+        self._kept: Tensor | None = None
+        self._crossed: list[tuple[slice, slice, Tensor]] = []
+
+    def measure(self, tied: EmbeddingUnit | None) -> Tensor:
+        """Add the head's norms; return d (sum q current) / d hidden."""
+        if not self.weight.requires_grad:
+            dhidden, _ = self.head.backward(self.q_H, weight=False)
+            assert dhidden is not None
+            return dhidden
+        size = len(self._layout.lengths) * self.weight.numel() * self.weight.element_size()
+        if self.head.whole and size <= self.budget.left:
+            self.budget.left -= size
+            return self._materialize()
+        return self._gram(tied)
+
+    def _materialize(self) -> Tensor:
+        head = self.head
+        dz = head.dlogits(slice(0, head.rows), 0, head.width, self.q_H)
+        self._kept = dz.new_zeros(len(self._layout.lengths), *self.weight.shape)
+        for b in self._layout.blocks:
+            self._kept[b.members] = torch.bmm(b.take_zero(dz).mT, b.take(head.hidden))
+        self.budget.add_rows(slice(None), self._kept)
+        return dz @ self.weight
+
+    def _gram(self, tied: EmbeddingUnit | None) -> Tensor:
+        """Rollout by rollout, vocabulary chunk by chunk: ||dz^T h||^2 = sum_{s,t} <dz_s, dz_t> <h_s, h_t>."""
+        head = self.head
+        dhidden = torch.zeros_like(head.hidden)
+        first, looked = 0, 0
+        counts = [] if tied is None else torch.bincount(tied.rollout_U, minlength=len(self._layout.lengths)).tolist()
+        for i, n in enumerate(self._layout.lengths):
+            rows = slice(first, first + n)
+            first += n
+            u = slice(looked, looked + counts[i]) if tied is not None else slice(0, 0)
+            looked = u.stop
+            if not n:
+                continue
+            gram = head.hidden.new_zeros(n, n)
+            at_ids = head.hidden.new_empty(n, u.stop - u.start)
+            for low, high in head.vocab_slices(n):
+                dz = head.dlogits(rows, low, high, self.q_H)
+                dhidden[rows].addmm_(dz, self.weight[low:high])
+                gram.addmm_(dz, dz.T)
+                if tied is not None:
+                    here = (tied.id_U[u] >= low) & (tied.id_U[u] < high)
+                    at_ids[:, here] = dz[:, tied.id_U[u][here] - low]
+            h = head.hidden[rows]
+            self.budget.norm2_R[i] += (gram * (h @ h.T)).sum(dtype=torch.float64)
+            if tied is not None:
+                self._crossed.append((rows, u, at_ids))
+        return dhidden
+
+    def cross(self, tied: EmbeddingUnit) -> None:
+        """Add the cross term of a tied weight, once the embedding's e is known."""
+        if self._kept is not None:
+            inner = (self._kept[tied.rollout_U, tied.id_U] * tied.e_UD).sum(1, dtype=torch.float64)
+            self.budget.norm2_R.index_add_(0, tied.rollout_U, 2 * inner)
+        for rows, u, at_ids in self._crossed:
+            i = int(tied.rollout_U[u.start])
+            self.budget.norm2_R[i] += 2 * (at_ids * (self.head.hidden[rows] @ tied.e_UD[u].T)).sum(dtype=torch.float64)
+
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+        if not self.weight.requires_grad:
+            return
+        if self._kept is not None:
+            yield self.weight, (c_R @ self._kept.flatten(1)).view_as(self.weight)
+        else:
+            _, gradient = self.head.backward(self.q_H * c_R[self._layout.owner], hidden=False)
+            assert gradient is not None
+            yield self.weight, gradient
