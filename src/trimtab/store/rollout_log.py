@@ -1,0 +1,111 @@
+"""Every rollout of a run, in parquet: what ``replay`` feeds again, what ``show`` prints, what any notebook opens.
+
+Entries gather in memory and are written as one small file, atomically, every ``CHUNK`` batches and at each ``flush``. The run
+flushes before it saves a checkpoint, so a crash loses only entries of batches after the checkpoint, which are trained anew.
+Files are ``NNNNNN.parquet`` in the order of writing: the columns of :mod:`trimtab.store.codec` after those of :class:`Entry`.
+"""
+
+from collections.abc import Container, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from trimtab.records import Group
+from trimtab.store.codec import group_column, groups_to_table, table_to_groups, to_parquet
+from trimtab.store.durable import write_atomic
+
+CHUNK = 25  # batches a file
+_TOKENS = 1 << 20  # a file is also closed at so many tokens, which bounds what waits in memory
+_KEYS = ("batch", "version", "trained", "reason")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Groups that reached the learner together: trained in batch number ``batch`` at ``version``, or let go then, and why."""
+
+    batch: int
+    version: int
+    trained: bool
+    reason: str
+    groups: tuple[Group, ...]
+
+
+class RolloutLog:
+    """The writer. Not thread-safe; one a run folder, under its lock."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._next = 1 + max((int(p.stem) for p in _files(folder)), default=-1)
+        self._waiting: list[Entry] = []
+        self._tokens = 0
+
+    def append(self, batch: int, version: int, groups: Sequence[Group], *, trained: bool = True, reason: str = "") -> None:
+        """Log groups of one batch.
+
+        Raises:
+            TrimtabError: a file was due and could not be written.
+        """
+        self._waiting.append(Entry(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(groups)))
+        self._tokens += sum(len(s.tokens) for g in groups for r in g.rollouts for s in r.segments)
+        if batch - self._waiting[0].batch >= CHUNK - 1 or self._tokens >= _TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Make all entries so far durable; called before a checkpoint is saved.
+
+        Raises:
+            TrimtabError: the file could not be written; the entries are kept for another try.
+        """
+        groups = [group for entry in self._waiting for group in entry.groups]
+        if groups:
+            extra = {key: [getattr(entry, key) for entry in self._waiting for _ in entry.groups] for key in _KEYS}
+            write_atomic(self._folder / f"{self._next:06d}.parquet", to_parquet(groups_to_table(groups, extra)))
+            self._next += 1
+        self._waiting, self._tokens = [], 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.flush()
+
+
+def read(folder: Path, batches: Container[int] | None = None) -> Iterator[Entry]:
+    """The logged entries in order of writing, of all batches or of those named."""
+    for path in _files(folder):
+        table = pq.read_table(path)
+        if batches is not None:
+            table = table.filter(pa.array([b in batches for b in table["batch"].to_pylist()], pa.bool_()))
+        keys = zip(*(group_column(table, key) for key in _KEYS), strict=True)
+        for key, pairs in groupby(zip(keys, table_to_groups(table), strict=True), key=lambda pair: pair[0]):
+            batch, version, trained, reason = key
+            yield Entry(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(group for _, group in pairs))
+
+
+def truncate_to(folder: Path, batch: int, orphans: Path) -> int:
+    """Keep the entries of the first ``batch`` batches; move the rest to ``orphans``. Returns the number of rows moved."""
+    moved = 0
+    for path in _files(folder):
+        dead = pc.greater_equal(pq.read_table(path, columns=["batch"])["batch"], batch)
+        count = pc.sum(dead).as_py()
+        if not count:
+            continue
+        orphans.mkdir(parents=True, exist_ok=True)
+        moved += count
+        if count == len(dead):
+            path.rename(orphans / path.name)
+            continue
+        table = pq.read_table(path)
+        write_atomic(orphans / path.name, to_parquet(table.filter(dead)))
+        write_atomic(path, to_parquet(table.filter(pc.invert(dead))))
+    return moved
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("[0-9]*.parquet"), key=lambda p: int(p.stem))
