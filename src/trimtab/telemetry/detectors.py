@@ -48,10 +48,14 @@ class RatioP99(Detector[opt.RatioP99Options]):
             return None
         self.push("recent", p99, o.window)
         median = self.median("recent", o.window)
-        if median is None or median <= o.limit:
+        if median is not None and median > o.limit:
+            found = f"had median {median:.3g} over {o.window} batches, above {o.limit:g}"
+        elif p99 > o.spike:
+            found = f"is {p99:.3g}, above {o.spike:g}"
+        else:
             return None
-        message = f"the 99th percentile of the raw ratios had median {median:.3g} over {o.window} batches, above {o.limit:g}"
-        return Finding(message, {"median": median, "now": p99, "limit": o.limit})
+        evidence = {"now": p99} | ({} if median is None else {"median": median})
+        return Finding(f"the 99th percentile of the raw ratios {found}", evidence)
 
 
 class Truncation(Detector[opt.TruncationOptions]):

@@ -29,7 +29,8 @@ class EssOptions(WatchOptions):
 
 class RatioP99Options(WatchOptions):
     window: int = Field(default=10, ge=1, description="batches whose median is taken")
-    limit: float = Field(default=20.0, gt=1, description="alarm above this raw sequence importance ratio")
+    limit: float = Field(default=10.0, gt=1, description="alarm where the median is above this raw sequence importance ratio")
+    spike: float = Field(default=50.0, gt=1, description="alarm where one batch is above this")
 
 
 class TruncationOptions(WatchOptions):
@@ -53,7 +54,7 @@ class EntropyOptions(WatchOptions):
 
 class KlOptions(WatchOptions):
     window: int = Field(default=10, ge=1, description="batches averaged")
-    limit: float = Field(default=0.1, gt=0, description="alarm above this k3, nats a token")
+    limit: float = Field(default=0.15, gt=0, description="alarm above this k3, nats a token")
     reference: int = Field(default=64, ge=1, description="batches before the window whose median is the reference")
     jump: float = Field(default=10.0, gt=1, description="alarm above this multiple of the reference")
     least: float = Field(default=0.03, ge=0, description="a jump below this k3 is no alarm")

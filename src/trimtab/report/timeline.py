@@ -1,0 +1,65 @@
+"""What learner and samplers did, side by side, in a short window in the middle of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from trimtab.report import style
+from trimtab.report.panels import Panel
+from trimtab.report.runfiles import Run, number
+from trimtab.report.shares import ACTIVITY, activity_color
+
+BATCHES = 6  # in the window
+MOST = 600  # rectangles: more cannot be told apart
+
+Stretch = tuple[str, str, float, float]  # who, what, start, end
+
+
+def draw(run: Run, of: str = "") -> Panel:
+    """The Gantt chart of one run, one lane a process."""
+    title = f"Who did what, when: {of}" if of else "Who did what, when"
+    caption = "A few batches from the middle of the run. Thin lines: a batch was done. The lanes overlap where the run is asynchronous."
+    rows = _stretches(run)
+    if not rows:
+        return Panel(title, caption, missing="Not recorded: timeline.jsonl has no rows.", wide=True)
+    start, end = _window(run, rows)
+    rows = [row for row in rows if row[3] > start and row[2] < end]
+    rows = sorted(sorted(rows, key=lambda row: row[2] - row[3])[:MOST], key=lambda row: row[2])
+    lanes = sorted({row[0] for row in rows}, key=lambda who: (who != "learner", len(who), who))
+    figure, (ax,) = style.canvas(width=13.4, height=0.75 + 0.32 * max(2, len(lanes)), top=0.3)
+    whats = sorted({row[1] for row in rows}, key=lambda what: (list(ACTIVITY).index(what) if what in ACTIVITY else len(ACTIVITY), what))
+    for what in whats:
+        for lane, who in enumerate(lanes):
+            spans = [(max(s, start), min(e, end) - max(s, start)) for w, a, s, e in rows if (w, a) == (who, what)]
+            ax.broken_barh(spans, (lane - 0.36, 0.72), facecolors=activity_color(what), label="" if lane else what, lw=0)
+    done = run.times[(run.times >= start) & (run.times <= end)]
+    ax.vlines(done, -0.5, len(lanes) - 0.5, color=style.INK, lw=0.5, alpha=0.5)
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.set_ylim(len(lanes) - 0.45, -0.55)
+    ax.set_xlim(start, end)
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("seconds since the run started")
+    style.legend(figure, len(whats))
+    return Panel(title, caption, style.svg(figure, title), wide=True)
+
+
+def _stretches(run: Run) -> list[Stretch]:
+    rows = []
+    for row in run.timeline:
+        who, what, start, end = row.get("who"), row.get("what"), number(row.get("start")), number(row.get("end"))
+        if isinstance(who, str) and isinstance(what, str) and start is not None and end is not None and end > start:
+            rows.append((who, what, start, end))
+    return rows
+
+
+def _window(run: Run, rows: Sequence[Stretch]) -> tuple[float, float]:
+    """As long as a few batches take, around the middle of the run."""
+    first, last = min(row[2] for row in rows), max(row[3] for row in rows)
+    times = run.times[np.isfinite(run.times)]
+    steps = np.diff(times)
+    length = BATCHES * float(np.median(steps[steps > 0])) if (steps > 0).any() else last - first
+    middle = float(np.median(times)) if times.size else (first + last) / 2
+    start = min(max(first, middle - length / 2), max(first, last - length))
+    return start, min(last, start + length)

@@ -1,0 +1,230 @@
+"""The run in words and tables: verdict, comparison, events, decisions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from trimtab.records import Json
+from trimtab.report import style
+from trimtab.report.panels import SMOOTH
+from trimtab.report.runfiles import Row, Run, number
+from trimtab.report.shares import waits
+from trimtab.telemetry.detectors import NormSpike
+
+_ENDED = {
+    "done": "The run finished its plan.",
+    "stopped": "The run was stopped by a health or liveness rule",
+    "interrupted": "The run was interrupted and checkpointed",
+    "failed": "The run failed",
+    "running": "The run had not ended when this page was made.",
+}
+
+
+def verdict(run: Run) -> list[str]:
+    """What came out, in sentences; the first one is the headline."""
+    s = run.summary
+    out = [_headline(run)]
+    if s is None:
+        out.append("There is no summary.json: the run was killed before it could write one, or it is still going.")
+    else:
+        ended = _ENDED[s.status]
+        out.append(ended if ended.endswith(".") else f"{ended}{f': {s.reason}' if s.reason else ''}.")
+    batches, applied = (s.batches, s.applied) if s else (len(run.metrics), int(run.applied.sum()))
+    out.append(f"{_count(batches, 'batch', 'batches')} consumed: {applied:,} applied, {_skips(run, batches - applied)}.")
+    mean_age = s.mean_age if s else run.mean("age/mean")
+    max_age = s.max_age if s else _peak(run, "age/max")
+    spanning = s.spanning_rollouts if s else run.total("rollouts/spanning")[0]
+    if mean_age is not None and max_age is not None:
+        out.append(
+            f"Trained tokens were {mean_age:.1f} versions old on average and at most {max_age:.0f}; "
+            f"{_count(int(spanning), 'rollout', 'rollouts')} had tokens of two or more versions."
+        )
+    out.append(_alarms(run))
+    waited, idle = waits(run)
+    if waited is not None:
+        side = "" if idle is None else f", the samplers were idle {idle:.0%}"
+        bound = "" if idle is None else (" Sampling was the bottleneck." if waited > idle else " Learning was the bottleneck.")
+        out.append(f"The learner waited {waited:.0%} of its time for rollouts{side}.{bound}")
+    if s is not None:
+        out.append(f"It took {_duration(s.wall_s)} of wall time and {_duration(s.cpu_s)} of CPU time.")
+    if run.damaged:
+        lines = ", ".join(f"{n} in {name}" for name, n in run.damaged.items())
+        out.append(f"Lines that could not be read, as a crash leaves them, were left out: {lines}.")
+    return out
+
+
+def _headline(run: Run) -> str:
+    x, y = run.heldout()
+    if y.size >= 2:
+        verb = "rose" if y[-1] > y[0] + 0.01 else "fell" if y[-1] < y[0] - 0.01 else "stayed"
+        change = f"stayed at {y[-1]:.2f}" if verb == "stayed" else f"{verb} from {y[0]:.2f} to {y[-1]:.2f}"
+        best = int(y.argmax())
+        lost = f", after {y[best]:.2f} at batch {x[best]:.0f}" if y[best] > y[-1] + 0.05 and best else ""
+        return f"Held-out accuracy {change}{lost}."
+    _, reward = run.series("reward/mean")
+    if reward.size:
+        window = max(1, min(SMOOTH, len(reward) // 4))
+        first, last = reward[:window].mean(), reward[-window:].mean()
+        return f"Reward went from {first:.2f} to {last:.2f} over {_count(len(reward), 'batch', 'batches')}."
+    return "No batch was recorded."
+
+
+def alarms(run: Run) -> tuple[list[Row], int]:
+    """Events that are alarms, and the number of gradient-norm spikes, which alone are none."""
+    loud = [event for event in run.events if event.get("severity") != "info"]
+    spikes = sum(event.get("name") == NormSpike.name for event in loud)
+    return [event for event in loud if event.get("name") != NormSpike.name], spikes
+
+
+def _alarms(run: Run) -> str:
+    found, spikes = alarms(run)
+    first = {_cell(event.get("name")): _cell(event.get("batch")) for event in reversed(found)}
+    listed = ", ".join(f"{name} at batch {batch}" for name, batch in reversed(first.items()))
+    norm = f" {_count(spikes, 'spike', 'spikes')} of the gradient norm." if spikes else ""
+    return (f"Alarms: {listed}." if listed else "No alarm was raised.") + norm
+
+
+def _skips(run: Run, skipped: int) -> str:
+    reasons: dict[str, int] = {}
+    for row, applied in zip(run.metrics, run.applied, strict=True):
+        reason = row.get("reason")
+        if not applied and isinstance(reason, str) and reason:
+            reasons[reason] = reasons.get(reason, 0) + 1
+    listed = ", ".join(f"{n} {reason}" for reason, n in sorted(reasons.items(), key=lambda item: -item[1]))
+    return f"{skipped:,} skipped" + (f" ({listed})" if listed and skipped else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """One number of a run, for the tiles at the top and the table that compares runs."""
+
+    name: str
+    value: str
+
+
+def facts(run: Run) -> list[Fact]:
+    """The numbers by which runs are compared."""
+    s = run.summary
+    _, accuracy = run.heldout()
+    worst_ess, worst_kl = _window(run, "ess/ratio", lowest=True), _window(run, "kl/k3", lowest=False)
+    best = _window(run, "reward/mean", lowest=False)
+    rate = run.mean("throughput/tokens_per_s")
+    alarm_events, spikes = alarms(run)
+    batches, applied = (s.batches, s.applied) if s else (len(run.metrics), int(run.applied.sum()))
+    mean_age = s.mean_age if s else run.mean("age/mean")
+    max_age = s.max_age if s else _peak(run, "age/max")
+    return [
+        Fact("status", s.status if s else "no summary"),
+        Fact("accuracy before", f"{accuracy[0]:.3f}" if accuracy.size else "–"),
+        Fact("accuracy after", f"{accuracy[-1]:.3f}" if accuracy.size > 1 else "–"),
+        Fact(f"best reward, {SMOOTH} batches", _shown(best, ".3f")),
+        Fact("batches", f"{batches:,}"),
+        Fact("applied / skipped", f"{applied:,} / {batches - applied:,}"),
+        Fact("age mean / max", f"{_shown(mean_age, '.1f')} / {_shown(max_age, '.0f')}"),
+        Fact("spanning rollouts", f"{s.spanning_rollouts if s else run.total('rollouts/spanning')[0]:,.0f}"),
+        Fact(f"lowest ESS, {SMOOTH} batches", _shown(worst_ess, ".2f")),
+        Fact(f"highest KL, {SMOOTH} batches", _shown(worst_kl, ".2g")),
+        Fact("alarms / norm spikes", f"{len(alarm_events)} / {spikes}"),
+        Fact("tokens/s", _shown(rate, ",.0f")),
+        Fact("wall", _duration(s.wall_s) if s else "–"),
+        Fact("CPU", _duration(s.cpu_s) if s else "–"),
+        Fact("methods", ", ".join(s.methods) if s else "–"),
+        Fact("seed", str(s.seed) if s else "–"),
+    ]
+
+
+def differing(runs: Sequence[Run]) -> list[tuple[str, list[str]]]:
+    """Options whose values are not the same in all runs."""
+    options = [run.options() for run in runs]
+    names = sorted(set().union(*options))
+    rows = [(name, [o.get(name, "–") for o in options]) for name in names]
+    return [(name, values) for name, values in rows if len(set(values)) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class EventRow:
+    run: str
+    batch: str
+    name: str
+    severity: str
+    message: str
+    evidence: str
+
+
+def events(runs: Sequence[Run]) -> list[EventRow]:
+    """All events, in order of run and batch."""
+    rows = []
+    for run in runs:
+        for event in run.events:
+            evidence = event.get("evidence")
+            cells = evidence.items() if isinstance(evidence, dict) else ()
+            numbers = ", ".join(f"{k} {_cell(v)}" for k, v in cells)
+            batch, name, severity, message = (_cell(event.get(key)) for key in ("batch", "name", "severity", "message"))
+            rows.append(EventRow(run.label, batch, name, severity, message, numbers))
+    return rows
+
+
+@dataclass(frozen=True, slots=True)
+class DecisionRow:
+    run: str
+    method: str
+    point: str
+    what: str
+    count: int
+    batches: int
+    largest: str
+    why: str  # of the largest
+
+
+def decisions(runs: Sequence[Run]) -> list[DecisionRow]:
+    """What the methods did, by method, point and action: how often, in how many batches, the largest amount and its reason."""
+    rows = []
+    for run in runs:
+        found: dict[tuple[str, str, str], list[tuple[float, Json, str]]] = {}
+        for row in run.decisions:
+            key = (_cell(row.get("method")), _cell(row.get("point")), _cell(row.get("what")))
+            found.setdefault(key, []).append((number(row.get("amount")) or 0.0, row.get("batch"), _cell(row.get("why"))))
+        for (method, point, what), all_of in found.items():
+            amount, _, why = max(all_of, key=lambda item: abs(item[0]))
+            batches = len({str(batch) for _, batch, _ in all_of})
+            rows.append(DecisionRow(run.label, method, point, what, len(all_of), batches, f"{amount:.3g}", why))
+    return rows
+
+
+def _window(run: Run, name: str, lowest: bool) -> float | None:
+    """The lowest or highest mean of full windows of a metric."""
+    _, y = run.series(name)
+    if len(y) < SMOOTH:
+        return None
+    means = style.smooth(y, SMOOTH)[SMOOTH - 1 :]
+    return float(means.min() if lowest else means.max())
+
+
+def _peak(run: Run, name: str) -> float | None:
+    _, y = run.series(name)
+    return float(y.max()) if y.size else None
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "–" if value is None or not np.isfinite(value) else format(value, form)
+
+
+def _cell(value: Json) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _count(n: int, one: str, many: str) -> str:
+    return f"{n:,} {one if n == 1 else many}"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
