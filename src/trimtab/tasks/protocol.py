@@ -35,6 +35,7 @@ class Task(Protocol):
     """Prompts by row. Training and evaluation rows never coincide."""
 
     name: str
+    eval_size: int  # number of evaluation rows
 
     def __len__(self) -> int: ...
     def prompt(self, row: int) -> Prompt: ...

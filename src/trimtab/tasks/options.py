@@ -1,0 +1,97 @@
+"""Options of tasks and of the verifier. Imports no torch; the data and the scorer are looked at when the task is loaded."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+EVAL_SEED = 3_000_000_000  # reasoning-gym seeds entry i with seed + i: far above every training seed, below NumPy's limit of 2**32
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PromptOptions(Options):
+    """How a row becomes a prompt, and which part of the response is its answer."""
+
+    template: str = Field(description="prompt text; {field} is filled from the row")
+    compact: bool = Field(False, description="strip all white space from what is filled in")
+    chat: bool = Field(False, description="send the text as a user message through the model's chat template")
+    system: str | None = Field(None, description="system message before it (chat only)")
+    answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
+    threshold: float = Field(1.0, description="a score of at least this is correct")
+    seed: int = Field(0, ge=0)
+
+    @model_validator(mode="after")
+    def _system_needs_chat(self) -> Self:
+        if self.system is not None and not self.chat:
+            raise ValueError("task.system needs task.chat = true: plain text prompts have no system message")
+        return self
+
+
+class ReasoningGymOptions(PromptOptions):
+    """A family of reasoning-gym by name, with the family's own settings in ``config``."""
+
+    kind: Literal["reasoning_gym"] = "reasoning_gym"
+    name: str = "chain_sum"
+    config: dict[str, JsonValue] = Field(default_factory=dict)
+    template: str = Field("{question}", description="filled from the entry's metadata and question")
+    partial: bool = Field(False, description="keep the family's partial credit; otherwise below the threshold is 0")
+    size: int = Field(10_000, ge=1, le=2**26, description="training rows")
+    eval_size: int = Field(512, ge=1, le=2**20)
+
+
+class Columns(Options):
+    """Which column of a JSONL row holds what."""
+
+    prompt: str = "prompt"
+    messages: str | None = Field(None, description="list of {role, content}; replaces prompt")
+    answer: str | None = "answer"
+    source: str | None = None
+
+
+class JsonlOptions(PromptOptions):
+    """Prompts from a file of one JSON object a line; every column can be filled in and reaches the reward function as ``data``."""
+
+    kind: Literal["jsonl"] = "jsonl"
+    path: str
+    columns: Columns = Columns()
+    template: str = Field("{prompt}", description="filled from the row's columns; {prompt} is the prompt column")
+    eval_path: str | None = Field(None, description="rows for evaluation; without it some rows of path are held out")
+    eval_rows: int | None = Field(None, ge=1, description="number of rows held out")
+    eval_fraction: float = Field(0.1, gt=0.0, lt=1.0, description="fraction held out where eval_rows is not set, at most 512 rows")
+    reward: str = Field("exact", description='"exact" or "module:function", called with (prompt, response, answer, data)')
+
+    @field_validator("reward")
+    @classmethod
+    def _reward_form(cls, value: str) -> str:
+        if value != "exact" and not _FUNCTION.fullmatch(value):
+            raise ValueError('must be "exact" or "module:function"')
+        return value
+
+    @model_validator(mode="after")
+    def _one_way_each(self) -> Self:
+        if self.eval_path is not None and {"eval_rows", "eval_fraction"} & self.model_fields_set:
+            raise ValueError("task.eval_path takes all rows of its file: leave out task.eval_rows and task.eval_fraction")
+        if self.columns.messages is not None and {"template", "chat", "system"} & self.model_fields_set:
+            raise ValueError("task.columns.messages brings whole conversations: leave out task.template, task.chat and task.system")
+        if self.reward == "exact" and self.columns.answer is None:
+            raise ValueError('task.reward = "exact" compares with an answer: set task.columns.answer')
+        return self
+
+
+TaskOptions = Annotated[ReasoningGymOptions | JsonlOptions, Field(discriminator="kind")]
+
+
+class VerifierOptions(Options):
+    """Scorers run in processes of their own, killed at the deadline."""
+
+    workers: int = Field(1, ge=1)
+    deadline_s: float = Field(5.0, gt=0.0, description="for one response")
+    start_s: float = Field(60.0, gt=0.0, description="for a process to start and load the scorer")
+    max_failures: int = Field(64, ge=1, description="errors and timeouts in a row that stop the run")
+    memory_gib: float | None = Field(4.0, gt=0.0, description="address space a scorer may take beyond what loading it took")

@@ -1,0 +1,230 @@
+"""The verifier: scorers in killable processes, the deadline outside them.
+
+========================  ==============================================================  =====================================
+what happens              what the response gets                                          what else
+========================  ==============================================================  =====================================
+a verdict                 the verdict
+exception, NaN, junk      ``ERROR``: the rollout leaves its group, it is never a zero
+deadline passes           ``TIMEOUT``, score 0                                            process killed and replaced; the rest
+                                                                                          of its calls is scored by the next
+process dies              ``ERROR`` (``TIMEOUT`` if it used up its CPU time)              likewise
+``max_failures`` in a row                                                                 StoppedByRule: scorer and last error
+scorer does not load                                                                      TrimtabError: the reason
+========================  ==============================================================  =====================================
+
+Passive and single-threaded: things move in ``poll``. Usable from any thread, by one thread at a time. The deadline of a call runs
+from the moment the parent knows it has begun, so a caller that polls rarely waits longer, and never kills early.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Set
+from contextlib import suppress
+from itertools import chain
+from multiprocessing.connection import Connection, wait
+from typing import Self
+
+from trimtab.records import Outcome, StoppedByRule, TrimtabError
+from trimtab.tasks.options import VerifierOptions
+from trimtab.tasks.protocol import Prompt, Verdict
+from trimtab.tasks.verifier_process import Answer, ScorerSpec
+
+log = logging.getLogger(__name__)
+
+_BATCH = 64  # calls sent to a process at once
+
+
+class _Call:
+    __slots__ = ("cancelled", "key", "prompt", "response")
+
+    def __init__(self, key: int, prompt: Prompt, response: str) -> None:
+        self.key, self.prompt, self.response, self.cancelled = key, prompt, response, False
+
+
+class _Process:
+    """One scorer process: ``calls`` are sent and not yet answered, the first of them is running since ``since``."""
+
+    def __init__(self, spec: ScorerSpec, options: VerifierOptions) -> None:
+        ours, theirs = socket.socketpair()
+        lifeline, held = os.pipe()
+        # A stopped process must not stop us: a send or receive that makes no progress for this long counts as its death.
+        patience = struct.pack("ll", math.ceil(options.deadline_s), 0)
+        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+            ours.setsockopt(socket.SOL_SOCKET, option, patience)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "trimtab.tasks.verifier_process", str(theirs.fileno()), str(lifeline)],
+                pass_fds=(theirs.fileno(), lifeline),
+                stdin=subprocess.DEVNULL,
+                stdout=2,  # what a scorer prints must not mix with our output
+                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                process_group=0,
+            )
+        finally:
+            theirs.close()
+            os.close(lifeline)
+        self.connection = Connection(ours.detach())
+        self._held = os.fdopen(held, "wb")  # closed when we die: the process group is killed
+        self.calls: deque[_Call] = deque()
+        self.ready = False
+        self.since = time.monotonic()
+        self.connection.send((spec, options.deadline_s, options.memory_gib))
+
+    def send(self, calls: list[_Call]) -> None:
+        self.calls.extend(calls)
+        self.since = time.monotonic()
+        self.connection.send([(c.prompt, c.response) for c in calls])
+
+    def kill(self) -> int:
+        """End the whole process group; its exit code."""
+        if not self._held.closed:
+            with suppress(ProcessLookupError, PermissionError):  # all of it is gone already
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.connection.close()
+            self._held.close()
+        return self.process.wait()
+
+
+class Verifier:
+    """Scores responses in ``options.workers`` processes that run the scorer of ``spec``."""
+
+    def __init__(self, options: VerifierOptions, spec: ScorerSpec) -> None:
+        self._options, self._spec = options, spec
+        self._queue: deque[_Call] = deque()
+        self._failures = 0  # in a row
+        self._pending = 0
+        self._processes: list[_Process] = []
+        try:
+            for _ in range(options.workers):
+                self._processes.append(_Process(spec, options))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pending(self) -> int:
+        """Responses submitted whose verdicts ``poll`` has not returned."""
+        return self._pending
+
+    def submit(self, key: int, prompt: Prompt, response: str) -> None:
+        """Queue a response; its verdict comes from ``poll`` under ``key``."""
+        self._queue.append(_Call(key, prompt, response))
+        self._pending += 1
+
+    def ready(self) -> None:
+        """Wait until every process has loaded the scorer. Raises TrimtabError with the reason where it does not."""
+        while starting := [p for p in self._processes if not p.ready]:
+            wait([p.connection for p in starting], timeout=0.5)
+            for process in starting:
+                self._receive(process, [])
+
+    def poll(self, block: float = 0.0) -> list[tuple[int, Verdict]]:
+        """Verdicts that have come in; waits up to ``block`` seconds for one if none has. Raises as the table above says."""
+        until = time.monotonic() + block
+        done: list[tuple[int, Verdict]] = []
+        while True:
+            for process in list(self._processes):
+                self._receive(process, done)
+            self._dispatch()
+            now = time.monotonic()
+            if done or not self._pending or now >= until:
+                return done
+            wait([p.connection for p in self._processes], timeout=min(until - now, self._options.deadline_s / 4))
+
+    def cancel(self, keys: Set[int]) -> None:
+        """Forget responses that are pending: no verdict of them will come."""
+        for call in chain(self._queue, *(p.calls for p in self._processes)):
+            if call.key in keys and not call.cancelled:
+                call.cancelled = True
+                self._pending -= 1
+        self._queue = deque(call for call in self._queue if not call.cancelled)
+
+    def close(self) -> None:
+        """Kill every process. What is pending is dropped."""
+        while self._processes:
+            self._processes.pop().kill()
+        self._queue.clear()
+        self._pending = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _dispatch(self) -> None:
+        idle = [p for p in self._processes if p.ready and not p.calls]
+        for left, process in zip(range(len(idle), 0, -1), idle, strict=True):
+            share = min(_BATCH, math.ceil(len(self._queue) / left))
+            if share:
+                with suppress(OSError):  # died meanwhile; the next receive says so
+                    process.send([self._queue.popleft() for _ in range(share)])
+
+    def _receive(self, process: _Process, done: list[tuple[int, Verdict]]) -> None:
+        """Take in what the process has to say; replace it if it died or its running call is overdue."""
+        try:
+            while process.connection.poll():
+                message: str | Answer | None = process.connection.recv()
+                process.since = time.monotonic()
+                if isinstance(message, tuple):
+                    score, outcome, detail, seconds = message
+                    self._verdict(
+                        process.calls.popleft(), Verdict(score=score, outcome=Outcome(outcome), detail=detail, seconds=seconds), done
+                    )
+                elif message is None:
+                    process.ready = True
+                else:
+                    raise TrimtabError(message)
+        except (EOFError, OSError):
+            self._died(process, process.kill(), done)
+            return
+        waited = time.monotonic() - process.since
+        if not process.ready and waited > self._options.start_s:
+            raise TrimtabError.field(
+                "verifier.start_s", self._options.start_s, f"{self._spec.name} has not loaded in {waited:.0f} s; raise it"
+            )
+        if process.calls and waited > self._options.deadline_s:
+            process.kill()
+            self._fail(process, Outcome.TIMEOUT, f"no verdict within {self._options.deadline_s:g} s", done)
+
+    def _died(self, process: _Process, code: int, done: list[tuple[int, Verdict]]) -> None:
+        if not process.ready:
+            raise TrimtabError(f"the process of scorer {self._spec.name} ended with code {code} before it was ready; see its output above")
+        if code == -signal.SIGXCPU:
+            self._fail(process, Outcome.TIMEOUT, "CPU time of the deadline used up", done)
+        else:
+            self._fail(process, Outcome.ERROR, f"the scorer's process ended with code {code}", done)
+
+    def _fail(self, process: _Process, outcome: Outcome, detail: str, done: list[tuple[int, Verdict]]) -> None:
+        """Blame the running call, put the others back at the head of the queue, start a new process."""
+        log.warning("scorer %s: %s; process replaced", self._spec.name, detail)
+        if process.calls:
+            call = process.calls.popleft()
+            self._queue.extendleft(c for c in reversed(process.calls) if not c.cancelled)
+            score = 0.0 if outcome is Outcome.TIMEOUT else math.nan
+            self._verdict(call, Verdict(score=score, outcome=outcome, detail=detail, seconds=time.monotonic() - process.since), done)
+        self._processes[self._processes.index(process)] = _Process(self._spec, self._options)
+
+    def _verdict(self, call: _Call, verdict: Verdict, done: list[tuple[int, Verdict]]) -> None:
+        if not call.cancelled:
+            done.append((call.key, verdict))
+            self._pending -= 1
+        if verdict.outcome not in (Outcome.ERROR, Outcome.TIMEOUT):
+            self._failures = 0
+            return
+        self._failures += 1
+        if self._failures >= self._options.max_failures:
+            raise StoppedByRule(
+                f"verifier.max_failures = {self._options.max_failures}: that many calls in a row of scorer {self._spec.name} failed, "
+                f"the last with {verdict.outcome.value}: {verdict.detail}; repair the scorer or raise the limit"
+            )
