@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.functional.logprobs import gather_logp, selected_logprobs
@@ -12,6 +12,8 @@ from trimtab.functional.objectives import linear, ppo_clip
 from trimtab.functional.ratios import log_ratio, sequence_mean, sequence_sum
 from trimtab.functional.weights import mask, token_weight, truncate
 
+# The first call of a torch operation can take longer than any fair deadline on a busy machine.
+untimed = settings(deadline=None)
 broken = st.sampled_from([math.nan, math.inf, -math.inf, 1e30, -1e30])
 action = st.one_of(st.floats(-1e4, 0.0), st.just(-math.inf))
 
@@ -50,6 +52,7 @@ def losses(current, behavior, advantage, keep):
     yield "dual", ppo_clip(current, behavior, advantage, dual_clip=3.0, keep_N=keep)
 
 
+@untimed
 @given(cases())
 def test_gradients_are_finite_and_zero_where_masked(case):
     current, behavior, advantage, keep = case
@@ -61,6 +64,7 @@ def test_gradients_are_finite_and_zero_where_masked(case):
         assert bool((loss[~keep] == 0).all()), name
 
 
+@untimed
 @given(cases(), st.data())
 def test_what_a_masked_position_holds_changes_nothing(case, data):
     current, behavior, advantage, keep = case
@@ -69,6 +73,7 @@ def test_what_a_masked_position_holds_changes_nothing(case, data):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=name)
 
 
+@untimed
 @given(cases(), st.data())
 def test_a_nan_in_an_action_is_surfaced_by_every_loss(case, data):
     current, behavior, advantage, keep = case
@@ -79,6 +84,7 @@ def test_a_nan_in_an_action_is_surfaced_by_every_loss(case, data):
         assert bool(torch.isnan(loss[k])), name
 
 
+@untimed
 @given(
     st.integers(1, 20), st.integers(1, 60), st.integers(1, 25), st.integers(1, 65), st.sampled_from([0.0, 1.0, 1e3]), st.integers(0, 999)
 )

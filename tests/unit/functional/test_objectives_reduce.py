@@ -56,6 +56,15 @@ def test_constants_carry_no_gradient():
     assert current.grad is not None
 
 
+def test_a_broken_weight_or_advantage_off_the_mask_is_not_multiplied_in():
+    keep, broken = torch.tensor([True, False]), torch.tensor([1.0, math.nan])
+    current = torch.zeros(2, requires_grad=True)
+    loss = linear(current, broken, broken, keep) + ppo_clip(current, broken, broken, weight_N=broken, keep_N=keep)
+    assert loss[1] == 0.0
+    loss.sum().backward()
+    assert current.grad[1] == 0.0
+
+
 def test_the_linear_objective_is_linear_in_the_advantage():
     current = torch.tensor([-1.0, -2.0])
     a, b, w = torch.tensor([1.0, 2.0]), torch.tensor([-0.5, 4.0]), torch.tensor([0.25, 3.0])
