@@ -51,4 +51,5 @@ class LearnerOptions(_Options):
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: str = "cpu"
     probe_gap: float = Field(1e-3, gt=0, description="largest |engine - learner| log-prob the start-up probe accepts")
+    entropy: bool = Field(True, description="log the policy's entropy (one more pass over the logits)")
     keep_refused: bool = Field(True, description="save the batch of a refused step for inspection")

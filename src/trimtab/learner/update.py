@@ -70,7 +70,7 @@ class Learner:
         self.applied_batches = 0
         owner = chain.owner(Point.CREDIT)
         self._norms = Need.SEQ_NORMS in chain.needs
-        self._vocab = Need.VOCAB in chain.needs
+        self._vocab = options.entropy or Need.VOCAB in chain.needs
         self._silent = owner.silent and not chain.at(Point.SHAPE)
 
     # ------------------------------------------------------------------------------------------------ a batch
@@ -178,8 +178,8 @@ class Learner:
         whole = _join([m.view for m in live])
         w = self.chain.weigh(whole) if whole.current_N is not None else Weighing(whole.score_R.new_zeros(whole.score_R.shape[0]))
         advantage_R = _advantage(self.chain.credit(whole, w))
-        sizes = [m.view.score_R.shape[0] for m in live]
-        return {id(m): a for m, a in zip(live, advantage_R.split(sizes), strict=True)}
+        ends = np.cumsum([m.view.score_R.shape[0] for m in live])
+        return {id(m): advantage_R[end - m.view.score_R.shape[0] : end] for m, end in zip(live, ends.tolist(), strict=True)}
 
     def _measure(self, micro: Micro, p: Pass, w: Weighing) -> tuple[Tensor, Tensor]:
         """(norm2_R of the unit coefficient, q_N)."""

@@ -21,6 +21,7 @@ from trimtab.methods.protocol import (
     Need,
     Point,
     PoolView,
+    Rank,
     Ratio,
     Reduction,
     Refuse,
@@ -114,9 +115,10 @@ class Chain:
         for name, options, origin in expand(entries):
             chain._add(Member(build(name, options), origin))
         for point, name, options in _DEFAULTS:
-            if not any(point in m.points() for m in chain.methods):
+            if not any(point in m.points() and (point is not Point.GRADIENT or m.rank is Rank.CLIP) for m in chain.methods):
                 chain.members.append(Member(build(name, options), "default"))
-                chain.said.append(f"no {point.value} method: added {name}{options or ''}")
+                lacking = "gradient clip" if point is Point.GRADIENT else f"{point.value} method"
+                chain.said.append(f"no {lacking}: added {name}{options or ''}")
         chain._order()
         chain._check()
         return chain

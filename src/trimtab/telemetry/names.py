@@ -92,6 +92,8 @@ _ALL = (
     Metric("time/publish", "s", SUM, "publishing the weights"),
     Metric("time/log", "s", SUM, "writing telemetry"),
     Metric("time/checkpoint", "s", SUM, "writing checkpoints"),
+    Metric("time/eval", "s", SUM, "evaluating, or saving the model for the evaluator"),
+    Metric("time/start", "s", SUM, "starting the workers, until they serve the first version"),
     Metric("time/other", "s", SUM, "everything not named"),
     Metric("sampler/busy", "rate", MEAN, "share of sampler time spent generating", UP),
     Metric("sampler/idle", "rate", MEAN, "share of sampler time spent without work", DOWN),

@@ -84,7 +84,9 @@ class Publication:
             missing = ", ".join(sorted(self.replicas - answered.keys()))
             step = "stage" if self.phase is Phase.STAGED else "commit"
             self.phase = Phase.ABORTED
-            raise PublishError(f"weights = {self.version}: no answer to {step} from {missing} within the deadline; the old version serves on")
+            raise PublishError(
+                f"weights = {self.version}: no answer to {step} from {missing} within the deadline; the old version serves on"
+            )
 
     def _settle(self, now: float) -> None:
         if self.phase is Phase.STAGED and self.replicas <= self._staged.keys():

@@ -11,14 +11,9 @@ import os
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from multiprocessing.reduction import DupFd
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-
-if TYPE_CHECKING:
-    from multiprocessing.reduction import _DupFd
 
 ALIGN = 64  # bytes; a cache line, and enough for every dtype
 
@@ -50,14 +45,6 @@ class Layout:
         return Layout(tuple(entries), max(offset, ALIGN))
 
 
-@dataclass(frozen=True, slots=True)
-class Handle:
-    """What a child needs to map the blocks; picklable only while a process is being spawned."""
-
-    fd: _DupFd
-    layout: Layout
-
-
 def _anonymous(size: int) -> int:
     """A file descriptor of ``size`` bytes without a name in any file system."""
     if hasattr(os, "memfd_create"):
@@ -84,12 +71,10 @@ class SharedBlocks:
         layout = Layout.of(weights)
         return SharedBlocks(_anonymous(layout.size * SharedBlocks.BLOCKS), layout)
 
-    @staticmethod
-    def attach(handle: Handle) -> SharedBlocks:
-        return SharedBlocks(handle.fd.detach(), handle.layout)
-
-    def handle(self) -> Handle:
-        return Handle(DupFd(self._fd), self.layout)
+    @property
+    def fd(self) -> int:
+        """To be passed to the children at spawn; they map it with the same layout."""
+        return self._fd
 
     def _map_block(self, block: int) -> dict[str, Tensor]:
         views = {}

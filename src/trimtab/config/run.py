@@ -1,0 +1,112 @@
+"""The configuration of a run: each room's options composed, and what must fit together across them. Imports no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from trimtab.engines.options import EngineOptions, TorchEngineOptions
+from trimtab.learner.options import LearnerOptions
+from trimtab.methods.chain import Chain, Setting
+from trimtab.methods.registry import Entry
+from trimtab.pool.options import PoolOptions
+from trimtab.records import TrimtabError
+from trimtab.rollout.options import RolloutOptions
+from trimtab.store.options import StoreOptions
+from trimtab.tasks.options import TaskOptions, VerifierOptions
+from trimtab.telemetry.options import TelemetryOptions
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LockstepOptions(_Options):
+    """One process, a fixed schedule: batch t trains on rollouts of the weights as they stood after max(0, t - lag) consumed batches."""
+
+    kind: Literal["lockstep"]
+    lag: int = Field(0, ge=0, description="exact lag in batches; 0 is the synchronous run")
+    swap_every: int = Field(0, ge=0, description="swap to the next newer weights every so many tokens inside a rollout; 0: never")
+
+
+class LocalOptions(PoolOptions):
+    """One machine: spawned rollout workers beside the learner. ``max_lag`` is a bound, ``depth`` how far samplers run ahead."""
+
+    kind: Literal["local"] = "local"
+    max_lag: int | None = 12
+    workers: int = Field(1, ge=1, description="rollout worker processes")
+    worker_threads: int = Field(1, ge=1, description="torch threads of a worker")
+    restarts: int = Field(3, ge=0, description="times a dead worker is replaced before the run stops and names it")
+    start_deadline_s: float = Field(120.0, gt=0, description="a worker must report ready within")
+    publish_deadline_s: float = Field(60.0, gt=0, description="all workers must serve a published version within")
+    progress_deadline_s: float = Field(600.0, gt=0, description="stop, naming who is waited for, when no group arrives for so long")
+
+
+class EvalOptions(_Options):
+    """Held-out accuracy: own prompts and randomness, pinned to one version, never through the pool."""
+
+    every: int = Field(0, ge=0, description="batches between evaluations during the run; 0: only before and after")
+    prompts: int = Field(512, ge=1, description="fixed held-out prompts, one sample each at the run's sampling temperature")
+    seed: int = 0
+    keep_best: bool = Field(True, description="keep the model folder of the best evaluation during the run")
+
+
+class RunConfig(_Options):
+    """Everything that determines a run."""
+
+    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="folder below runs/")
+    seed: int = Field(0, ge=0)
+    model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
+    methods: tuple[Entry, ...] = ()
+    task: TaskOptions
+    verifier: VerifierOptions = VerifierOptions()
+    rollout: RolloutOptions
+    engine: EngineOptions = TorchEngineOptions()
+    learner: LearnerOptions = LearnerOptions()
+    runtime: Annotated[LockstepOptions | LocalOptions, Field(discriminator="kind")] = LocalOptions()
+    eval: EvalOptions = EvalOptions()
+    store: StoreOptions = StoreOptions()
+    telemetry: TelemetryOptions = TelemetryOptions()
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _names(cls, value: object) -> object:
+        """A bare string is the method of that name with its defaults."""
+        if isinstance(value, str):
+            raise TrimtabError.field("methods", value, f'methods is a list; write ["{value}"]')
+        if isinstance(value, (list, tuple)):
+            return tuple({"name": item} if isinstance(item, str) else item for item in value)
+        return value
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self.chain()
+        if self.learner.updates_per_batch > self.rollout.prompts_per_batch:
+            raise TrimtabError.field(
+                "learner.updates_per_batch",
+                self.learner.updates_per_batch,
+                f"a batch has {self.rollout.prompts_per_batch} groups and every update needs one; lower it or raise rollout.prompts_per_batch",
+            )
+        return self
+
+    @property
+    def asynchronous(self) -> bool:
+        """Rollouts may be older than the weights they train."""
+        r = self.runtime
+        return r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0
+
+    def chain(self) -> Chain:
+        """The methods, resolved and checked against this run. A fresh chain at each call: methods hold state."""
+        sampling = self.rollout.sampling
+        return Chain.resolve(
+            self.methods,
+            Setting(
+                group_size=self.rollout.group_size,
+                asynchronous=self.asynchronous,
+                cut=sampling.top_p < 1 or sampling.top_k > 0,
+                reports_kept=True,  # the torch and scripted engines do
+                updates_per_batch=self.learner.updates_per_batch,
+                reduction=self.learner.reduction,
+            ),
+        )

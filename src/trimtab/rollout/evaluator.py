@@ -1,0 +1,54 @@
+"""The evaluator's process: held-out accuracy of a saved version while the run goes on. Its prompts never pass through the pool."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from multiprocessing.connection import Connection
+
+from trimtab.engines.checkpoint import load_policy
+from trimtab.records import Version
+from trimtab.rollout.messages import Evaluate, Evaluated, Ready, WorkerSpec
+from trimtab.rollout.sampler import Sampler
+from trimtab.rollout.worker import enter, told
+from trimtab.weights.inprocess import publish
+
+
+def serve(connection: Connection, spec: WorkerSpec) -> None:
+    """Answer one ``Evaluate`` after the other until ``Stop`` or the end of the socket."""
+    sampler = Sampler.build(
+        load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
+    )
+    try:
+        connection.send(Ready(os.getpid(), 0))
+        while isinstance(ask := connection.recv(), Evaluate):
+            begun = time.perf_counter()
+            weights = {name: p.detach() for name, p in load_policy(ask.folder).model.named_parameters()}
+            publish(Version(0, ask.version), weights, [sampler.engine])
+            found = sampler.evaluate(ask.rows, ask.seed)
+            connection.send(
+                Evaluated(
+                    batch=ask.batch,
+                    version=ask.version,
+                    accuracy=found.accuracy,
+                    score=found.score,
+                    truncated=found.truncated,
+                    length=found.mean_length,
+                    rows=found.rows,
+                    seconds=time.perf_counter() - begun,
+                )
+            )
+    finally:
+        sampler.close()
+
+
+def main() -> None:
+    """``python -m trimtab.rollout.evaluator SOCKET LIFELINE`` (file descriptors)."""
+    connection, spec = enter(int(sys.argv[1]), int(sys.argv[2]))
+    with told(connection):
+        serve(connection, spec)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,176 @@
+"""What the controller and a rollout worker say to each other, over one socket a worker.
+
+Controller to worker: ``Assign``, ``Stage``, ``Commit``, ``Abort``, ``Drop``, ``Stop``. Worker to controller: ``Ready``, ``Done``,
+``Failed``, ``Staged``, ``Committed``, ``Pulse``, ``Broken``. A worker answers a ``Stage`` with ``Staged`` and a ``Commit`` with
+``Committed``, between two decode steps; it serves the old version until then.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trimtab.engines.options import ScriptedEngineOptions, TorchEngineOptions
+from trimtab.records import Group, Segment, Slot
+from trimtab.rollout.options import RolloutOptions
+from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
+from trimtab.telemetry.clock import Interval
+from trimtab.weights.shared import Layout
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything a worker needs to start; sent once, first."""
+
+    name: str
+    seed: int
+    model: str
+    task: ReasoningGymOptions | JsonlOptions
+    verifier: VerifierOptions
+    rollout: RolloutOptions
+    engine: TorchEngineOptions | ScriptedEngineOptions
+    layout: Layout | None  # None: an evaluator, it reads model folders
+    threads: int
+    origin: float  # the run's start on time.perf_counter
+    timeline: bool
+    log: str  # file the worker logs to
+
+
+# ------------------------------------------------------------------------------------------------------- controller -> worker
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Generate a group."""
+
+    slot: Slot
+    row: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Copy block ``block`` beside the served weights and answer with the digest of the copy."""
+
+    version: int
+    incarnation: int
+    block: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """Serve the staged version; then score ``probe``, if given, to attest it."""
+
+    version: int
+    probe: Segment | None
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Forget what is staged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Stop generating a group: nobody waits for it."""
+
+    slot: Slot
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Exit."""
+
+
+# ------------------------------------------------------------------------------------------------------- worker -> controller
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The engine, the task and the verifier are up; ``room`` groups may be assigned."""
+
+    pid: int
+    room: int
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A finished group."""
+
+    group: Group
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A group that could not be generated, and why."""
+
+    slot: Slot
+    attempt: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    version: int
+    digest: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """Served from now on. ``pause``: how long generation stood still; ``probe``: log-probs of the probe's action tokens."""
+
+    version: int
+    pause: float
+    probe: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pulse:
+    """Sign of life: room for more groups, seconds busy and idle since the last pulse, what was done when."""
+
+    room: int
+    assigned: int  # groups taken so far: what was assigned later is not in ``room`` yet
+    busy: float
+    idle: float
+    cpu: float
+    intervals: tuple[Interval, ...] = field(default=())
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The worker cannot go on; ``fatal`` errors are the user's to mend, a restart would meet them again."""
+
+    reason: str
+    fatal: bool
+
+
+# ------------------------------------------------------------------------------------------------------------------ evaluator
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Evaluate the model folder, which holds ``version``; asked by the runtime after ``batch`` consumed batches."""
+
+    batch: int
+    version: int
+    folder: str
+    rows: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """The answer: means over ``rows`` held-out prompts."""
+
+    batch: int
+    version: int
+    accuracy: float
+    score: float
+    truncated: float
+    length: float
+    rows: int
+    seconds: float
+
+
+ToWorker = Assign | Stage | Commit | Abort | Drop | Stop | Evaluate
+FromWorker = Ready | Done | Failed | Staged | Committed | Pulse | Broken | Evaluated

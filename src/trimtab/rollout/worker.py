@@ -1,0 +1,183 @@
+"""The rollout worker's process: it generates all the time with whatever weights it holds.
+
+    start ── Ready ──▶ [ take messages ─▶ one engine step ─▶ send finished groups ]* ── Stop or end of the socket ──▶ exit
+
+Weights are staged and committed between two decode steps. Failure is data: a group that fails is reported, not raised. The
+process dies with its parent, whatever it is doing then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from trimtab.records import TrimtabError
+from trimtab.rollout.messages import (
+    Abort,
+    Assign,
+    Broken,
+    Commit,
+    Committed,
+    Done,
+    Drop,
+    Failed,
+    FromWorker,
+    Pulse,
+    Ready,
+    Stage,
+    Staged,
+    Stop,
+    ToWorker,
+    WorkerSpec,
+)
+from trimtab.tasks.verifier_process import die_with_parent
+from trimtab.telemetry.clock import Clock
+from trimtab.telemetry.logging import configure
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 0.25  # the controller learns of room at once and of idle time this often
+NAP_S = 0.02  # how long an idle worker waits for a message before it pulses again
+
+
+class Worker:
+    """One engine, one verifier, one collector, driven by messages."""
+
+    def __init__(self, spec: WorkerSpec, connection: Connection, weights_fd: int) -> None:
+        from trimtab.engines.checkpoint import load_policy
+        from trimtab.rollout.sampler import Sampler
+        from trimtab.weights.shared import SharedBlocks
+
+        self._connection = connection
+        assert spec.layout is not None
+        self._blocks = SharedBlocks(weights_fd, spec.layout)
+        self._sampler = Sampler.build(
+            load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
+        )
+        self._collector, self._engine = self._sampler.collector, self._sampler.engine
+        self._clock = Clock(keep=spec.timeline)
+        self._name, self._origin = spec.name, spec.origin
+        self._room = -1
+        self._assigned = 0
+        self._pulsed = time.perf_counter()
+        self._cpu = time.process_time()
+
+    def run(self) -> None:
+        self._send(Ready(os.getpid(), self._collector.room()))
+        while self._take_messages():
+            if self._collector.outstanding:
+                with self._clock.span("generate" if self._engine.running else "verify"):
+                    events = self._collector.step()
+                for event in events:
+                    self._report(event)
+            self._pulse()
+
+    def close(self) -> None:
+        self._sampler.close()
+
+    def _report(self, event: object) -> None:
+        from trimtab.rollout.collector import GroupDone, GroupFailed
+
+        if isinstance(event, GroupDone):
+            with self._clock.span("send"):
+                self._send(Done(event.group))
+        elif isinstance(event, GroupFailed):
+            self._send(Failed(event.slot, event.attempt, event.reason))
+
+    def _take_messages(self) -> bool:
+        """Handle what has come; wait a little where there is nothing else to do. False at the end."""
+        if not self._collector.outstanding and not self._connection.poll():
+            with self._clock.span("idle"):
+                self._connection.poll(NAP_S)
+        while self._connection.poll():
+            message: ToWorker = self._connection.recv()
+            if isinstance(message, Stop):
+                return False
+            self._handle(message)
+        return True
+
+    def _handle(self, message: ToWorker) -> None:
+        begun = time.perf_counter()
+        if isinstance(message, Assign):
+            self._assigned += 1
+            self._collector.assign(message.slot, message.row, message.attempt)
+        elif isinstance(message, Stage):
+            with self._clock.span("stage"):
+                digest = self._engine.stage(message.version, message.incarnation, self._blocks.read(message.block))
+            self._send(Staged(message.version, digest, time.perf_counter() - begun))
+        elif isinstance(message, Commit):
+            with self._clock.span("swap"):
+                self._engine.commit(message.version)
+                pause = time.perf_counter() - begun
+                probe = () if message.probe is None else tuple(float(x) for x in self._engine.score([message.probe])[0])
+            self._send(Committed(message.version, pause, probe))
+        elif isinstance(message, Abort):
+            self._engine.abort()
+        elif isinstance(message, Drop):
+            self._collector.cancel(message.slot)
+
+    def _pulse(self) -> None:
+        now, room = time.perf_counter(), self._collector.room()
+        if room == self._room and now - self._pulsed < PULSE_S:
+            return
+        lap, cpu = self._clock.lap(), time.process_time()
+        idle = lap.wall.get("idle", 0.0)
+        intervals = tuple(self._clock.take(self._name, self._origin))
+        busy = max(0.0, lap.elapsed - idle)
+        self._send(Pulse(room=room, assigned=self._assigned, busy=busy, idle=idle, cpu=cpu - self._cpu, intervals=intervals))
+        self._room, self._pulsed, self._cpu = room, now, cpu
+
+    def _send(self, message: FromWorker) -> None:
+        self._connection.send(message)
+
+
+def enter(socket_fd: int, lifeline: int) -> tuple[Connection, WorkerSpec]:
+    """What every child does first: die with its parent, leave Ctrl-C to it, log to the run's file, one thread or as told."""
+    connection = Connection(socket_fd)
+    die_with_parent(lifeline)
+    # Ctrl-C reaches the whole foreground group; the parent decides what it means.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    spec: WorkerSpec = connection.recv()
+    configure("INFO", Path(spec.log) if spec.log else None, spec.name)
+    import torch
+
+    torch.set_num_threads(spec.threads)
+    return connection, spec
+
+
+@contextmanager
+def told(connection: Connection) -> Iterator[None]:
+    """The end of the socket ends the process; errors are told before they do."""
+    try:
+        yield
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        log.info("the controller is gone")
+    except TrimtabError as error:
+        connection.send(Broken(str(error), fatal=True))
+    except Exception as error:
+        # Everything else may be this process's own trouble (memory, a broken device): told, and left to a fresh process.
+        log.exception("worker broke")
+        connection.send(Broken(f"{type(error).__name__}: {error}", fatal=False))
+        raise
+
+
+def main() -> None:
+    """``python -m trimtab.rollout.worker SOCKET LIFELINE WEIGHTS`` (file descriptors)."""
+    connection, spec = enter(int(sys.argv[1]), int(sys.argv[2]))
+    with told(connection):
+        worker = Worker(spec, connection, int(sys.argv[3]))
+        try:
+            worker.run()
+        finally:
+            worker.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""From a configuration to the parts of a run; everything that can be wrong is found here, before anything expensive starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from trimtab.config.models import model_folder
+from trimtab.config.run import LockstepOptions, RunConfig
+from trimtab.engines.checkpoint import Policy, load_policy
+from trimtab.engines.options import TorchEngineOptions
+from trimtab.learner.passes import PackedModel
+from trimtab.learner.update import Learner
+from trimtab.methods.protocol import Need
+from trimtab.pool.options import PoolOptions
+from trimtab.pool.plan import Plan
+from trimtab.pool.pool import Pool
+from trimtab.records import TrimtabError
+from trimtab.rollout.sampler import Sampler, check_prompts
+from trimtab.runtime.lockstep import pool_options
+from trimtab.telemetry.clock import Clock
+
+if TYPE_CHECKING:
+    from trimtab.methods.chain import Chain
+
+
+@dataclass(slots=True)
+class Parts:
+    """What the learner's process holds. ``sampler`` generates in lockstep and evaluates in both runtimes."""
+
+    policy: Policy
+    learner: Learner
+    pool: Pool
+    sampler: Sampler
+    clock: Clock
+
+
+def build(config: RunConfig) -> Parts:
+    """Load the model, the task, the verifier; refuse what cannot work, in one sentence."""
+    import torch
+
+    chain = config.chain()
+    dtype = getattr(torch, config.learner.dtype)
+    if isinstance(config.engine, TorchEngineOptions) and config.engine.device == "cuda" and not torch.cuda.is_available():
+        raise TrimtabError.field("engine.device", config.engine.device, "this machine shows no CUDA device; use cpu")
+    if config.learner.device.startswith("cuda") and not torch.cuda.is_available():
+        raise TrimtabError.field("learner.device", config.learner.device, "this machine shows no CUDA device; use cpu")
+    policy = load_policy(model_folder(config.model), dtype, config.learner.device)
+    clock = Clock(keep=config.telemetry.timeline)
+    learner = _learner(config, policy, chain, clock)
+    sampler = Sampler.build(
+        policy, task=config.task, verifier=config.verifier, rollout=config.rollout, engine=config.engine, seed=config.seed
+    )
+    try:
+        check_prompts(sampler.task, sampler.renderer)
+        return Parts(policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
+    except BaseException:
+        sampler.close()
+        raise
+
+
+def _learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:
+    options = config.learner
+    model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20)
+    if Need.SEQ_NORMS in chain.needs:
+        _ = model.registry  # an unknown module is refused by name here
+    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock)
+
+
+def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:
+    """The pool of a run's runtime."""
+    runtime = config.runtime
+    fields = PoolOptions.model_fields.keys()
+    options = pool_options(runtime) if isinstance(runtime, LockstepOptions) else PoolOptions(**{f: getattr(runtime, f) for f in fields})
+    plan = Plan(seed=config.seed, prompts=prompts, batch_groups=config.rollout.prompts_per_batch, batches=config.learner.batches)
+    options = options.model_copy(update={"min_group": config.rollout.smallest_group, "max_attempts": config.rollout.max_attempts})
+    accept = [chain] if any("accept" in m.points() for m in chain.methods) else []
+    return Pool(options, plan, group_size=config.rollout.group_size, accept=accept, select=chain.selector, calibration=chain.calibration)

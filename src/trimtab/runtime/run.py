@@ -1,0 +1,212 @@
+"""A run from start to end: build, restore, drive a runtime, and leave a folder that tells what happened."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import cast
+
+from torch import Tensor
+
+from trimtab.config.load import differences, override, to_toml, validate
+from trimtab.config.run import LockstepOptions, RunConfig
+from trimtab.engines.checkpoint import save_policy
+from trimtab.records import Json, StoppedByRule, TrimtabError
+from trimtab.report.summary import Status, Summary
+from trimtab.rollout.evaluate import EvalResult
+from trimtab.runtime.build import Parts, build
+from trimtab.runtime.lockstep import Lockstep
+from trimtab.runtime.session import Observer, Session
+from trimtab.store.durable import write_atomic
+from trimtab.store.resume import prepare_resume
+from trimtab.store.run_folder import RunFolder
+from trimtab.store.tree import StateTree
+from trimtab.telemetry.logging import configure
+
+log = logging.getLogger(__name__)
+
+# What a resumed run may change: how long, how durable, how watched. Everything else would make it another experiment.
+MAY_CHANGE = (
+    "learner.batches",
+    "store.",
+    "telemetry.",
+    "eval.",
+    "verifier.",
+    "runtime.workers",
+    "runtime.worker_threads",
+    "runtime.restarts",
+    "runtime.start_deadline_s",
+    "runtime.publish_deadline_s",
+    "runtime.progress_deadline_s",
+    "runtime.straggler_deadline_s",
+)
+
+
+def start(config: RunConfig, path: Path, observer: Observer) -> Summary:
+    """A new run in a folder that holds none."""
+    folder = RunFolder.create(path)
+    with folder:
+        configure("INFO", path / "run.log", "learner")
+        parts = build(config)
+        try:
+            _write_config(folder, config)
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
+            return _drive(session, parts, None)
+        finally:
+            parts.sampler.close()
+
+
+def resume(path: Path, overrides: Sequence[str], observer: Observer) -> Summary:
+    """Go on from the newest checkpoint that verifies; overrides are limited to what may change."""
+    folder = RunFolder.open(path)
+    with folder:
+        configure("INFO", path / "run.log", "learner")
+        table = json.loads(folder.config_json.read_text())
+        config = changed(table, overrides)
+        parts = build(config)
+        try:
+            point = prepare_resume(folder)
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
+            session.restore(point.number, point.parts)
+            _write_config(folder, config)
+            return _drive(session, parts, point.parts)
+        finally:
+            parts.sampler.close()
+
+
+def changed(table: dict[str, Json], overrides: Sequence[str]) -> RunConfig:
+    """The saved configuration with overrides, or a sentence naming the fields that may not change."""
+    old = validate(table)
+    new = validate(override(table, _resolved_keys(overrides)))
+    moved = differences(old.model_dump(mode="json"), new.model_dump(mode="json"))
+    refused = [key for key in moved if not any(key == may or (may.endswith(".") and key.startswith(may)) for may in MAY_CHANGE)]
+    if refused:
+        listed = ", ".join(f"{key} ({moved[key][0]!r} in the checkpoint, {moved[key][1]!r} asked)" for key in refused)
+        raise TrimtabError(f"the checkpoint belongs to another configuration: {listed}; a resumed run may change {', '.join(MAY_CHANGE)}")
+    if new.learner.batches < old.learner.batches:
+        raise TrimtabError.field(
+            "learner.batches", new.learner.batches, f"the run was planned for {old.learner.batches}; a plan can only grow"
+        )
+    return new
+
+
+def _resolved_keys(overrides: Sequence[str]) -> list[str]:
+    """``batches=800`` is short for ``learner.batches=800``."""
+    return [f"learner.{o}" if o.partition("=")[0].strip() == "batches" else o for o in overrides]
+
+
+def _write_config(folder: RunFolder, config: RunConfig) -> None:
+    write_atomic(folder.config_toml, to_toml(config).encode())
+    write_atomic(folder.config_json, (json.dumps(config.model_dump(mode="json"), indent=1) + "\n").encode())
+
+
+def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Summary:
+    session.open()
+    begun, wall_before = time.perf_counter(), session.tally.wall_s
+    status: Status = "failed"
+    reason = ""
+    try:
+        with stop_signals() as stopping:
+            if saved is None:
+                _evaluate(session, parts, "before")
+                session.checkpoint()
+            finished = _runtime(session, parts, saved)(stopping)
+            session.checkpoint()
+            status = "done" if finished else "interrupted"
+        if finished:
+            _publish_for_eval(session, parts)
+            _evaluate(session, parts, "after")
+            save_policy(parts.policy.model, parts.policy.tokenizer, session.folder.model)
+    except TrimtabError as error:
+        status, reason = ("stopped" if isinstance(error, StoppedByRule) else "failed"), str(error)
+        session.checkpoint()
+        raise
+    finally:
+        session.tally.wall_s = wall_before + time.perf_counter() - begun
+        summary = _summary(session, status, reason)
+        summary.write(session.folder.path, write_atomic)
+        session.close()
+    _report(session.folder)
+    return summary
+
+
+def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Callable[[], bool]], bool]:
+    options = session.config.runtime
+    if isinstance(options, LockstepOptions):
+        lockstep = Lockstep(session, parts.sampler, options)
+        session.more_parts = lockstep.parts
+        if saved is not None:
+            lockstep.restore(cast("Sequence[tuple[int, Mapping[str, Tensor]]]", saved["lockstep"]))
+        return lockstep.run
+    from trimtab.runtime.local import Local
+
+    return Local(session, parts, options).run
+
+
+@contextmanager
+def stop_signals() -> Iterator[Callable[[], bool]]:
+    """SIGINT and SIGTERM end the run after the batch in hand; a second SIGINT is the usual KeyboardInterrupt."""
+    asked = threading.Event()
+    before: dict[signal.Signals, object] = {}
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if asked.is_set() and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        asked.set()
+
+    if threading.current_thread() is threading.main_thread():
+        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for s, handler in before.items():
+            signal.signal(s, cast(signal.Handlers, handler))
+
+
+def _publish_for_eval(session: Session, parts: Parts) -> None:
+    from trimtab.weights.inprocess import publish
+
+    if parts.sampler.engine.version != session.version.number or parts.sampler.engine.incarnation != session.version.incarnation:
+        publish(session.version, session.weights(), [parts.sampler.engine])
+
+
+def _evaluate(session: Session, parts: Parts, when: str) -> EvalResult:
+    options = session.config.eval
+    with session.clock.span("eval"):
+        result = parts.sampler.evaluate(min(options.prompts, parts.sampler.task.eval_size), options.seed)
+    extra: dict[str, Json] = {"score": result.score, "truncated": result.truncated, "length": result.mean_length, "rows": result.rows}
+    session.evaluated(when, session.consumed, result.version, result.accuracy, extra)
+    return result
+
+
+def _summary(session: Session, status: Status, reason: str) -> Summary:
+    t = session.tally
+    return Summary(
+        accuracy_before=session.accuracy.get("before"),
+        accuracy_after=session.accuracy.get("after"),
+        batches=session.consumed,
+        applied=t.applied,
+        skipped=t.skipped,
+        max_age=t.max_age,
+        mean_age=t.age_tokens / t.tokens if t.tokens else 0.0,
+        spanning_rollouts=t.spanning,
+        wall_s=t.wall_s,
+        cpu_s=t.cpu_s,
+        methods=tuple(m.name for m in session.learner.chain.methods),
+        seed=session.config.seed,
+        status=status,
+        reason=reason,
+    )
+
+
+def _report(folder: RunFolder) -> None:
+    from trimtab.report.build import build_report
+
+    build_report([folder.path], folder.report)

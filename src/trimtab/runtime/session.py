@@ -1,0 +1,271 @@
+"""A run's learner side: consume a batch, tell what happened, make it durable. Both runtimes drive one of these.
+
+Order at every batch: train -> pool.consumed (the version rises if a step was applied) -> publish -> record -> detectors -> checkpoint
+when due. The session holds no schedule: where batches come from and where weights go is the runtime's affair.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Protocol, cast
+
+from torch import Tensor
+
+from trimtab.config.run import RunConfig
+from trimtab.learner.measure import measure
+from trimtab.learner.update import Learner, UpdateResult
+from trimtab.pool.pool import Pool
+from trimtab.pool.results import Formed
+from trimtab.records import Group, Json, StoppedByRule, Version
+from trimtab.store import checkpoint
+from trimtab.store.jsonl import JsonLines
+from trimtab.store.rollout_log import RolloutLog
+from trimtab.store.run_folder import RunFolder
+from trimtab.store.tree import StateTree
+from trimtab.telemetry.clock import Clock, Interval
+from trimtab.telemetry.detectors import Detectors
+from trimtab.telemetry.events import Event, Severity
+from trimtab.telemetry.metrics import BatchRecord, Metrics
+from trimtab.telemetry.sinks import FanOut, open_sinks
+from trimtab.weights.publish import Times
+
+log = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Who watches a run: the command line's progress display, or nobody."""
+
+    def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
+    def event(self, event: Event) -> None: ...
+    def evaluated(self, batch: int, accuracy: float) -> None: ...
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals of a run, kept over resumes."""
+
+    applied: int = 0
+    skipped: int = 0
+    tokens: float = 0.0
+    age_tokens: float = 0.0  # sum of ages over trained tokens
+    max_age: int = 0
+    spanning: int = 0
+    wall_s: float = 0.0
+    cpu_s: float = 0.0
+
+    def state_dict(self) -> dict[str, Json]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+@dataclass(slots=True)
+class Window:
+    """What the sampler side reports between two batches."""
+
+    busy: float = 0.0
+    idle: float = 0.0
+    cpu: float = 0.0
+    intervals: list[Interval] = field(default_factory=list)
+    published: list[Times] = field(default_factory=list)
+
+
+class Session:
+    """Owns a run folder (its lock is held by the caller), the learner, and what is written about the run."""
+
+    def __init__(self, config: RunConfig, folder: RunFolder, learner: Learner, pool: Pool, clock: Clock, observer: Observer) -> None:
+        self.config, self.folder, self.learner, self.pool, self.clock, self.observer = config, folder, learner, pool, clock, observer
+        self.version = Version(0, 0)
+        self.consumed = 0
+        self.tally = Tally()
+        self.detectors = Detectors(config.telemetry.detectors)
+        self.accuracy: dict[str, float] = {}
+        self.origin = time.perf_counter()
+        self.lock: AbstractContextManager[object] = nullcontext()  # held while the pool is touched; the local runtime's
+        self._sinks: FanOut | None = None
+        self._rollouts: RolloutLog | None = None
+        self._evals: JsonLines | None = None
+        self._cpu = time.process_time()
+        self._stop: Event | None = None
+        self.more_parts: Callable[[], dict[str, StateTree]] = dict  # what the runtime adds to a checkpoint
+
+    # ------------------------------------------------------------------------------------------------ open and close
+    def open(self) -> None:
+        """Open the logs for appending; call after a resume has cut them."""
+        self._sinks = open_sinks(self.folder.path, self.config.telemetry, JsonLines)
+        self._rollouts = RolloutLog(self.folder.rollouts)
+        self._evals = JsonLines(self.folder.eval)
+
+    def close(self) -> None:
+        if self._rollouts is not None:
+            self._rollouts.flush()
+        if self._sinks is not None:
+            self._sinks.close()
+        if self._evals is not None:
+            self._evals.close()
+
+    # ------------------------------------------------------------------------------------------------ a batch
+    def consume(self, formed: Formed, publish: Callable[[], None], window: Callable[[], Window], waiting_for: Callable[[], str]) -> None:
+        """Train on a batch, publish if a step was applied, record it; raise ``StoppedByRule`` where a detector says stop."""
+        batch = formed.batch
+        results = self.learner.train(batch, lag_zero=self.consumed < self.learner.chain.calibration)
+        applied = any(r.applied for r in results)
+        if applied:
+            self.version = self.version.next()
+        with self.lock:
+            self.pool.consumed(self.version.number)
+        self.consumed += 1
+        if applied:
+            with self.clock.span("publish"):
+                publish()
+        elif self.config.learner.keep_refused and not results[-1].reason.startswith("no_signal"):
+            self._keep_refused(formed, results[-1].reason)
+        with self.clock.span("log"):
+            record, events = self._record(formed, results, window())
+        self._tell(record, events, waiting_for())
+        if self.consumed % self.config.store.every == 0:
+            self.checkpoint()
+        if self._stop is not None:
+            raise StoppedByRule(f"detector {self._stop.name} stopped the run at batch {self._stop.batch}: {self._stop.message}")
+
+    def _record(self, formed: Formed, results: Sequence[UpdateResult], window: Window) -> tuple[BatchRecord, list[Event]]:
+        assert self._sinks is not None
+        assert self._rollouts is not None
+        batch = formed.batch
+        entered = [batch.version - a.waiting for a in formed.ages]
+        metrics, ages = measure(batch, entered, results)
+        lap = self._times(metrics, window)
+        values = metrics.values()
+        record = BatchRecord(
+            batch=batch.number,
+            version=self.version.number,
+            incarnation=self.version.incarnation,
+            time=time.perf_counter() - self.origin,
+            applied=any(r.applied for r in results),
+            reason="; ".join(dict.fromkeys(r.reason for r in results if r.reason)),
+            metrics=values,
+            ages=ages.tokens,
+            ages_generation=ages.generation,
+            by_age=ages.moved,
+        )
+        self._count(record, lap, window)
+        decisions = [d for r in results for d in r.notes.decisions]
+        self._sinks.decisions(batch.number, decisions)
+        self._sinks.timeline(batch.number, [*self.clock.take("learner", self.origin), *window.intervals])
+        events = self.detectors.feed(record)
+        for event in events:
+            self._sinks.event(event)
+        if self.config.store.rollouts:
+            self._rollouts.append(batch.number, batch.version, batch.groups, trained=record.applied, reason=record.reason)
+        self._sinks.batch(record)
+        return record, events
+
+    def _times(self, metrics: Metrics, window: Window) -> float:
+        lap = self.clock.lap()
+        for name, seconds in lap.wall.items():
+            metrics.put(f"time/{name}", seconds)
+        tokens = metrics.values()["tokens/trained"]
+        assert isinstance(tokens, float | int)
+        metrics.metric("throughput/tokens_per_s", float(tokens), lap.elapsed)
+        metrics.metric("sampler/busy", window.busy, window.busy + window.idle)
+        metrics.metric("sampler/idle", window.idle, window.busy + window.idle)
+        for times in window.published:
+            metrics.put("publish/stage", times.stage)
+            metrics.put("publish/pause", times.pause)
+            metrics.put("publish/commit", times.commit)
+        with self.lock:
+            facts = self.pool.facts(time.monotonic())
+        metrics.put("pool/waiting", facts.counts["waiting"])
+        metrics.put("pool/running", facts.counts["running"])
+        return lap.elapsed
+
+    def _count(self, record: BatchRecord, seconds: float, window: Window) -> None:
+        t = self.tally
+        t.applied += record.applied
+        t.skipped += not record.applied
+        tokens = sum(record.ages.values())
+        t.tokens += tokens
+        t.age_tokens += sum(int(age) * n for age, n in record.ages.items())
+        t.max_age = max(t.max_age, *(int(age) for age in record.ages), 0)
+        t.spanning += int(record.value("rollouts/spanning") or 0)
+        t.wall_s += seconds
+        now = time.process_time()
+        t.cpu_s += now - self._cpu + window.cpu
+        self._cpu = now
+
+    def _tell(self, record: BatchRecord, events: Sequence[Event], waiting_for: str) -> None:
+        for event in events:
+            self.observer.event(event)
+            if event.severity is Severity.STOP:
+                self._stop = event
+        self.observer.batch(record, waiting_for)
+
+    def _keep_refused(self, formed: Formed, reason: str) -> None:
+        """The groups of a refused step, for inspection."""
+        from trimtab.store.codec import groups_to_table, to_parquet
+        from trimtab.store.durable import write_atomic
+
+        path = self.folder.path / "refused" / f"{formed.batch.number:06d}.parquet"
+        path.parent.mkdir(exist_ok=True)
+        write_atomic(path, to_parquet(groups_to_table(formed.batch.groups)))
+        log.warning("batch %d refused: %s; its groups are in %s", formed.batch.number, reason, path)
+
+    def evaluated(self, name: str, batch: int, version: int, accuracy: float, extra: Mapping[str, Json]) -> None:
+        """Record an evaluation; ``name`` is before, during or after."""
+        assert self._evals is not None
+        self.accuracy[name] = accuracy
+        self._evals.append({"batch": batch, "version": version, "when": name, "accuracy": accuracy, **extra})
+        self.observer.evaluated(batch, accuracy)
+
+    # ------------------------------------------------------------------------------------------------ durable state
+    def weights(self) -> dict[str, Tensor]:
+        """The model's tensors by name; a tied weight once."""
+        return {name: p.detach() for name, p in self.learner.model.model.named_parameters()}
+
+    def checkpoint(self) -> None:
+        """Everything of invariant 6, written atomically; a checkpoint of this number that verifies is left as it is."""
+        with self.clock.span("checkpoint"):
+            if self._rollouts is not None:
+                self._rollouts.flush()
+            checkpoint.save(self.folder.checkpoints, self.consumed, self.parts(), keep=self.config.store.keep)
+
+    def parts(self) -> dict[str, StateTree]:
+        with self.lock:
+            pool: StateTree = {"state": cast(StateTree, self.pool.state_dict()), "groups": self.pool.waiting_groups()}
+        return self.more_parts() | {
+            "model": cast(StateTree, self.weights()),
+            "learner": cast(StateTree, self.learner.state_dict()),
+            "methods": cast(StateTree, self.learner.chain.state_dict()),
+            "pool": pool,
+            "run": {
+                "version": self.version.number,
+                "incarnation": self.version.incarnation,
+                "tally": cast(StateTree, self.tally.state_dict()),
+                "detectors": cast(StateTree, self.detectors.state_dict()),
+                "accuracy": dict(self.accuracy),
+            },
+        }
+
+    def restore(self, number: int, parts: Mapping[str, StateTree]) -> None:
+        """Stand where the checkpoint stood, under the next incarnation."""
+        import torch
+
+        model = cast(Mapping[str, Tensor], parts["model"])
+        own = dict(self.learner.model.model.named_parameters())
+        with torch.no_grad():
+            for name, parameter in own.items():
+                parameter.copy_(model[name])
+        self.learner.load_state_dict(cast(dict[str, object], parts["learner"]))
+        self.learner.chain.load_state_dict(cast("dict[str, dict[str, Json]]", parts["methods"]))
+        pool = cast(Mapping[str, StateTree], parts["pool"])
+        self.pool.load_state_dict(cast(Json, pool["state"]), cast("list[Group]", pool["groups"]))
+        run = cast(Mapping[str, Json], parts["run"])
+        self.version = Version(int(str(run["incarnation"])), int(str(run["version"]))).restored()
+        self.pool.incarnation = self.version.incarnation
+        self.consumed = number
+        for name, value in cast(dict[str, float], run["tally"]).items():
+            setattr(self.tally, name, value)
+        self.detectors.load_state_dict(cast(Mapping[str, Json], run["detectors"]))
+        self.accuracy = dict(cast(dict[str, float], run["accuracy"]))
