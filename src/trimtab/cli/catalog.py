@@ -1,0 +1,63 @@
+"""``methods``."""
+
+from __future__ import annotations
+
+import inspect
+import json
+
+from trimtab.methods.protocol import Method, Point
+from trimtab.methods.registry import BUNDLES, build, method_class, names
+from trimtab.records import Json
+
+
+def _points(cls: type[Method]) -> list[str]:
+    return [p.value for p in Point if hasattr(cls, p.value)]
+
+
+def _bundle(name: str) -> str:
+    parts = []
+    for item in BUNDLES[name]:
+        options = ", ".join(f"{k}={v}" for k, v in item.items() if k != "name")
+        parts.append(f"{item['name']}({options})" if options else str(item["name"]))
+    return ", ".join(parts)
+
+
+def methods(name: str | None, as_json: bool) -> None:
+    """All methods, or one in full."""
+    if name is not None and name in BUNDLES and not as_json:
+        print(f"{name} is a bundle: {_bundle(name)}\n")
+        for item in BUNDLES[name]:
+            _explain(str(item["name"]))
+        return
+    if name is not None and not as_json:
+        _explain(name)
+        return
+    chosen = [name] if name is not None else names()
+    if as_json:
+        print(json.dumps({"methods": [_row(n) for n in chosen]}, indent=1))
+        return
+    for n in chosen:
+        cls = method_class(n)
+        print(f"{n:<10} {'+'.join(_points(cls)):<12} {cls.summary}")
+    print("\nbundles")
+    for bundle in sorted(BUNDLES):
+        print(f"{bundle:<10} {_bundle(bundle)}")
+
+
+def _row(name: str) -> dict[str, Json]:
+    cls = method_class(name)
+    defaults: dict[str, Json] = build(name, {}).options.model_dump(mode="json")
+    points: list[Json] = list(_points(cls))
+    return {"name": name, "points": points, "source": cls.source, "defaults": defaults, "status": cls.status.value}
+
+
+def _explain(name: str) -> None:
+    cls = method_class(name)
+    print(f"{name}: {cls.summary}")
+    print(f"  acts at   {', '.join(_points(cls))}")
+    print(f"  formula   {cls.formula}")
+    print(f"  source    {cls.source} ({cls.status.value})")
+    for field, info in cls.Options.model_fields.items():
+        note = f"  {info.description}" if info.description else ""
+        print(f"  option    {field} = {info.default!r}{note}")
+    print(f"  {inspect.getdoc(cls)}\n")

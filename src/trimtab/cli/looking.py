@@ -1,0 +1,92 @@
+"""``show``, ``report`` and ``replay``: a run looked at from its files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from trimtab.config.load import validate
+from trimtab.config.models import model_folder
+from trimtab.records import Group, Rollout, TrimtabError
+from trimtab.store.run_folder import RunFolder
+
+AGE_STYLES = ("", "green", "cyan", "blue", "magenta", "red")
+
+
+def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None:
+    """Rollouts of a batch: prompt, response with the age of each token below it, score and outcome."""
+    from trimtab.engines.checkpoint import load_tokenizer
+    from trimtab.store.rollout_log import last_batch, read
+
+    folder = RunFolder.open(path)
+    config = validate(json.loads(folder.config_json.read_text()))
+    tokenizer = load_tokenizer(model_folder(config.model))
+    wanted = last_batch(folder.rollouts) if batch is None else batch
+    entries = [] if wanted is None else list(read(folder.rollouts, [wanted]))
+    if not entries:
+        raise TrimtabError.field("batch", batch, f"{path} has no rollouts of it on record; leave it out for the last one")
+    console = Console()
+    console.print(
+        f"batch {wanted}, trained at version {entries[0].version}" + ("" if entries[0].trained else f", skipped: {entries[0].reason}")
+    )
+    left = limit
+    for entry in entries:
+        for group in entry.groups:
+            for rollout in group.rollouts:
+                if left and (outcome is None or rollout.outcome.value == outcome):
+                    _print(console, tokenizer.decode, group, rollout, entry.version)
+                    left -= 1
+
+
+def _print(console: Console, decode: object, group: Group, rollout: Rollout, version: int) -> None:
+    assert callable(decode)
+    head = f"slot ({group.slot.epoch}, {group.slot.index}) row {group.prompt} member {rollout.member}"
+    console.print(Text.assemble((head, "dim"), f"  score {rollout.score:g}  {rollout.outcome.value}  {rollout.stop.value}"))
+    for segment in rollout.segments:
+        text, ages = Text("  "), Text("  ", style="dim")
+        for token, action, v in zip(segment.tokens, segment.action_mask, segment.versions, strict=True):
+            piece = str(decode([int(token)])).replace("\n", "\\n")
+            age = int(version - v) if action else -1
+            mark = str(age) if action else ""
+            width = max(len(piece), len(mark)) + (1 if action else 0)
+            text.append(piece.ljust(width) if action else piece, style=AGE_STYLES[min(age, len(AGE_STYLES) - 1)] if action else "dim")
+            ages.append(mark.ljust(width) if action else " " * len(piece))
+        console.print(text, soft_wrap=True)
+        console.print(ages, soft_wrap=True)
+
+
+def report(paths: Sequence[Path], out: Path | None) -> None:
+    """report.html of one run, or of several compared."""
+    from trimtab.report.build import build_report
+
+    for path in paths:
+        RunFolder.open(path)
+    target = out if out is not None else paths[0] / ("report.html" if len(paths) == 1 else "comparison.html")
+    print(build_report(paths, target))
+
+
+def replay(path: Path, limit: int | None) -> int:
+    """Exit code 0 where every update is identical, 3 where one is not."""
+    import torch
+
+    torch.set_num_threads(1)
+    from trimtab.runtime.replay import replay as again
+
+    found = again(path, limit)
+    for b in found.batches:
+        if not b.same:
+            print(f"batch {b.batch}: gradient norm {b.found!r}, recorded {b.recorded!r}")
+    same = sum(b.same for b in found.batches)
+    print(f"{same} of {len(found.batches)} updates identical; weights {found.digest[:16]}", end="")
+    print(
+        ""
+        if found.recorded is None
+        else ", as the run's own"
+        if found.recorded == found.digest
+        else f", the run's own are {found.recorded[:16]}"
+    )
+    return 0 if found.same else 3

@@ -1,0 +1,190 @@
+"""``trimtab``: asynchronous RL post-training from the command line. Each command is a thin call that imports what it needs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from trimtab.records import TrimtabError
+
+app = typer.Typer(
+    help="Asynchronous RL post-training of language models that stays stable when rollouts are stale.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+config_app = typer.Typer(help="Look at a configuration without running it.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides, such as learner.batches=100", metavar="[KEY=VALUE]...")]
+Run = Annotated[Path, typer.Argument(help="a run folder, such as runs/quickstart")]
+AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
+
+
+@app.command()
+def train(
+    source: Annotated[str, typer.Argument(help="a TOML file, or a preset such as quickstart", metavar="FILE|PRESET")],
+    overrides: Overrides = None,
+    sync: Annotated[bool, typer.Option("--sync", help="the synchronous run: lockstep with lag 0")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print plan, memory and predicted ceiling, train nothing")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="folder that run folders go into")] = Path("runs"),
+) -> None:
+    """Train from a configuration; prints the run folder and the report's path at the end."""
+    from trimtab.cli.training import dry_run as show_plan
+    from trimtab.cli.training import train as run
+
+    if dry_run:
+        show_plan(source, overrides or [], sync)
+    else:
+        raise typer.Exit(run(source, overrides or [], sync, runs))
+
+
+@app.command()
+def resume(run: Run, overrides: Overrides = None) -> None:
+    """Go on with a run from its newest checkpoint; batches=800 trains longer."""
+    from trimtab.cli.training import resume as go_on
+
+    raise typer.Exit(go_on(run, overrides or []))
+
+
+@app.command()
+def init(
+    path: Annotated[Path, typer.Argument(help="file to write")] = Path("trimtab.toml"),
+    model: Annotated[str, typer.Option(help="your model folder")] = "path/to/model",
+) -> None:
+    """Write a commented starter file for your own model, prompts and reward."""
+    from trimtab.cli.starter import write_starter
+
+    write_starter(path, model)
+
+
+@app.command()
+def warmstart(
+    out: Annotated[Path, typer.Argument(help="model folder to write")],
+    seed: Annotated[int, typer.Option(help="seed of initialization, demonstrations and order")] = 0,
+    overrides: Overrides = None,
+) -> None:
+    """Make the quickstart's initial policy again: supervised on competent but sloppy demonstrations."""
+    from trimtab.cli.models import warmstart as make
+
+    make(out, seed, overrides or [])
+
+
+@app.command("eval")
+def evaluate(
+    source: Annotated[str, typer.Argument(help="a run folder, or a configuration whose model is evaluated", metavar="RUN|FILE|PRESET")],
+    overrides: Overrides = None,
+    model: Annotated[Path | None, typer.Option(help="model folder (default: the run's result)")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Held-out accuracy of a model on a configuration's task."""
+    from trimtab.cli.models import evaluate as run
+
+    run(source, overrides or [], model, as_json)
+
+
+@app.command()
+def show(
+    run: Run,
+    batch: Annotated[int | None, typer.Option(help="batch number (default: the last one)")] = None,
+    limit: Annotated[int, typer.Option(help="rollouts to print")] = 8,
+    outcome: Annotated[str | None, typer.Option(help="only this outcome: correct, wrong, unparseable, timeout")] = None,
+) -> None:
+    """Print rollouts with score, outcome and the age of every token."""
+    from trimtab.cli.looking import show as run_show
+
+    run_show(run, batch, limit, outcome)
+
+
+@app.command()
+def report(
+    run: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
+    out: Annotated[Path | None, typer.Option("--out", help="where to write (default: report.html in the first run)")] = None,
+) -> None:
+    """Make report.html from run files; several runs are compared on one page."""
+    from trimtab.cli.looking import report as make
+
+    make(run, out)
+
+
+@app.command()
+def replay(
+    run: Run,
+    batches: Annotated[int | None, typer.Option(help="how many batches from the start (default: all logged)")] = None,
+) -> None:
+    """Feed recorded groups through the learner again and check that the updates are identical."""
+    from trimtab.cli.looking import replay as again
+
+    raise typer.Exit(again(run, batches))
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="one method or bundle")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the methods and bundles, or explain one."""
+    from trimtab.cli.catalog import methods as catalog
+
+    catalog(name, as_json)
+
+
+@app.command()
+def bench(
+    name: Annotated[str, typer.Argument(help="norms, rollout, publish, async or peers")],
+    as_json: AsJson = False,
+    rounds: Annotated[int | None, typer.Option(help="rounds (default: the benchmark's own)")] = None,
+) -> None:
+    """Measure: ratios within one run, CPU seconds beside wall time."""
+    from trimtab.cli.measuring import bench as run
+
+    run(name, as_json, rounds)
+
+
+@app.command()
+def doctor(
+    source: Annotated[str | None, typer.Argument(help="a configuration to check against this machine", metavar="[FILE|PRESET]")] = None,
+    overrides: Overrides = None,
+) -> None:
+    """Check this machine, and what a configuration needs of it."""
+    from trimtab.cli.measuring import doctor as check
+
+    raise typer.Exit(check(source, overrides or []))
+
+
+@config_app.command("show")
+def config_show(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], overrides: Overrides = None) -> None:
+    """Print the resolved configuration: defaults written out, bundles expanded."""
+    from trimtab.config.load import load, to_toml
+
+    config = load(source, overrides or [])
+    for said in config.chain().said:
+        print(f"# {said}")
+    print(to_toml(config), end="")
+
+
+@config_app.command("check")
+def config_check(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], overrides: Overrides = None) -> None:
+    """Say whether a configuration is sound, without loading a model."""
+    from trimtab.config.load import load
+
+    config = load(source, overrides or [])
+    names = ", ".join(m.name for m in config.chain().methods)
+    print(f"{source} is sound: {config.learner.batches} batches, {config.runtime.kind}, methods {names}")
+
+
+def main() -> None:
+    """Entry point: an error the user can act on is one sentence and its exit code."""
+    try:
+        app()
+    except TrimtabError as error:
+        print(f"trimtab: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""``bench`` and ``doctor``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from trimtab.records import TrimtabError
+
+BENCHES = ("norms", "rollout", "publish", "async", "peers")
+
+
+def bench(name: str, as_json: bool, rounds: int | None) -> None:
+    """One benchmark; CPU threads pinned to one."""
+    if name not in BENCHES:
+        raise TrimtabError.field("bench", name, f"there are {', '.join(BENCHES)}")
+    import torch
+
+    torch.set_num_threads(1)
+    from importlib import import_module
+
+    from trimtab.lab.rows import report
+
+    module = import_module(f"trimtab.lab.bench_{name}")
+    rows = module.run() if rounds is None else module.run(rounds=rounds)
+    if as_json:
+        print(json.dumps(report(name, rows), indent=1))
+        return
+    print(f"{'case':<28} {'cpu s':>9} {'wall s':>9} {'ratio':>8} {'spread':>8}")
+    for row in rows:
+        print(f"{row.case:<28} {row.cpu_s:>9.4f} {row.wall_s:>9.4f} {row.ratio:>8.3f} {row.spread:>8.3f}")
+
+
+def doctor(source: str | None, overrides: Sequence[str]) -> int:
+    """Print the findings; 0 where all are fine, else 2."""
+    from trimtab.runtime import doctor as checks
+
+    findings = list(checks.machine())
+    if source is not None:
+        from trimtab.config.load import load
+
+        findings += checks.configuration(load(source, overrides))
+    for f in findings:
+        print(f"{'ok  ' if f.fine else 'FAIL'} {f.name:<14} {f.says}")
+    return 0 if all(f.fine for f in findings) else 2

@@ -1,0 +1,60 @@
+"""``warmstart`` and ``eval``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from trimtab.records import TrimtabError
+
+
+def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json: bool) -> None:
+    """Held-out accuracy: of a run's result, or of the model a configuration names."""
+    import torch
+
+    torch.set_num_threads(1)
+    from trimtab.config.load import load, override, validate
+    from trimtab.config.models import model_folder
+    from trimtab.engines.checkpoint import load_policy
+    from trimtab.rollout.sampler import Sampler
+
+    run = Path(source)
+    if (run / "config.json").is_file() and not (run / "model.safetensors").is_file():
+        config = validate(override(json.loads((run / "config.json").read_text()), overrides))
+        folder = model or run / "model"
+        if model is None and not folder.is_dir():
+            raise TrimtabError.field("run", source, "it has not ended, so it has no model folder; name one with --model")
+    else:
+        config = load(source, overrides)
+        folder = model or model_folder(config.model)
+    sampler = Sampler.build(
+        load_policy(folder), task=config.task, verifier=config.verifier, rollout=config.rollout, engine=config.engine, seed=config.seed
+    )
+    try:
+        found = sampler.evaluate(min(config.eval.prompts, sampler.task.eval_size), config.eval.seed)
+    finally:
+        sampler.close()
+    if as_json:
+        told = {"model": str(folder), "accuracy": found.accuracy, "rows": found.rows, "outcomes": dict(found.outcomes)}
+        print(json.dumps(told | {"truncated": found.truncated, "length": found.mean_length}, indent=1))
+    else:
+        listed = ", ".join(f"{n} {name}" for name, n in found.outcomes.items() if n)
+        print(f"{folder}: accuracy {found.accuracy:.3f} on {found.rows} held-out prompts ({listed}), mean length {found.mean_length:.1f}")
+
+
+def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:
+    """Train the quickstart's initial policy and save it."""
+    import torch
+
+    torch.set_num_threads(1)
+    from trimtab.learner.warmstart import WarmstartOptions, make
+
+    values = {}
+    for text in overrides:
+        key, _, value = text.partition("=")
+        if key not in WarmstartOptions.model_fields:
+            raise TrimtabError.field("warmstart", text, f"unknown key; there are {', '.join(WarmstartOptions.model_fields)}")
+        values[key] = value
+    for line in make(WarmstartOptions.model_validate({"seed": seed, **values}), out):
+        print(line)

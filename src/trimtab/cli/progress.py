@@ -1,0 +1,112 @@
+"""Live progress of a run: a table that redraws on a terminal, a line every few batches elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.config.run import RunConfig
+from trimtab.telemetry.events import Event
+from trimtab.telemetry.metrics import BatchRecord
+
+WINDOW = 10  # batches averaged in what is shown
+QUIET_EVERY = 20  # batches between two lines where there is no terminal
+SHOWN = (
+    ("reward", "reward/mean", "{:.3f}"),
+    ("accuracy", "accuracy/train", "{:.3f}"),
+    ("ESS/B", "ess/ratio", "{:.2f}"),
+    ("KL", "kl/k3", "{:.4f}"),
+    ("cosine", "grad/cosine", "{:+.2f}"),
+    ("grad norm", "grad/raw_norm", "{:.3f}"),
+    ("step x", "step/multiplier", "{:.2f}"),
+    ("age", "age/mean", "{:.1f}"),
+    ("oldest", "age/max", "{:.0f}"),
+    ("tokens/s", "throughput/tokens_per_s", "{:,.0f}"),
+)
+
+
+class Progress:
+    """An observer of the session, and the context it is shown in."""
+
+    def __init__(self, config: RunConfig, path: Path) -> None:
+        self._config, self._path = config, path
+        self._console = Console(stderr=True)
+        self._recent: deque[BatchRecord] = deque(maxlen=WINDOW)
+        self._waiting, self._held_out = "", ""
+        self._events: deque[str] = deque(maxlen=3)
+        self._bar = Bar(TextColumn("batch"), MofNCompleteColumn(), BarColumn(bar_width=40), TextColumn("time left"), TimeRemainingColumn())
+        self._task = self._bar.add_task("", total=config.learner.batches)
+        self._live = Live(console=self._console, refresh_per_second=4, transient=False) if self._console.is_terminal else None
+        self._begun = time.monotonic()
+        self._first: int | None = None
+
+    def __enter__(self) -> Self:
+        names = ", ".join(m.name for m in self._config.chain().methods)
+        self._console.print(f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}")
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        self._recent.append(record)
+        self._waiting = waiting_for
+        self._first = record.batch if self._first is None else self._first
+        self._bar.update(self._task, completed=record.batch + 1)
+        if self._live is not None:
+            self._live.update(self._view())
+        elif record.batch % QUIET_EVERY == 0 or record.batch + 1 == self._config.learner.batches:
+            self._console.print(self._line(record), highlight=False, soft_wrap=True)
+
+    def event(self, event: Event) -> None:
+        self._events.append(f"batch {event.batch}: {event.name}: {event.message}")
+        if self._live is None:
+            self._console.print(f"{event.severity.value}: {self._events[-1]}", highlight=False, soft_wrap=True)
+
+    def evaluated(self, batch: int, accuracy: float) -> None:
+        self._held_out = f"{accuracy:.3f} after {batch} batches"
+        if self._live is None:
+            self._console.print(f"held-out accuracy {self._held_out}", highlight=False)
+
+    def _shown(self) -> list[tuple[str, str]]:
+        out = []
+        for label, name, form in SHOWN:
+            values = [v for r in self._recent if (v := r.value(name)) is not None]
+            out.append((label, form.format(sum(values) / len(values)) if values else "-"))
+        return out
+
+    def _left(self, record: BatchRecord) -> str:
+        done = record.batch + 1 - (self._first or 0)
+        left = (time.monotonic() - self._begun) / done * (self._config.learner.batches - record.batch - 1)
+        return f"{int(left) // 60}:{int(left) % 60:02d}"
+
+    def _line(self, record: BatchRecord) -> str:
+        values = "  ".join(f"{label} {value}" for label, value in self._shown())
+        waits = f"  {self._waiting}" if self._waiting else ""
+        return f"batch {record.batch + 1}/{self._config.learner.batches}  {values}  left {self._left(record)}{waits}"
+
+    def _view(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        shown = self._shown()
+        half = (len(shown) + 1) // 2
+        for row in (shown[:half], shown[half:]):
+            table.add_row(*[Text.assemble((f"{label} ", "dim"), value) for label, value in row])
+        skipped = sum(not r.applied for r in self._recent)
+        notes = [Text(f"held-out {self._held_out}", style="dim"), Text(self._waiting or "nobody waits", style="dim")]
+        notes += [Text(e, style="yellow") for e in self._events]
+        if skipped:
+            notes.append(Text(f"{skipped} of the last {len(self._recent)} batches skipped: {self._recent[-1].reason}", style="yellow"))
+        return Group(self._bar.get_renderable(), table, *notes)

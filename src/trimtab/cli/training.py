@@ -1,0 +1,92 @@
+"""``train`` and ``resume``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from trimtab.config.load import load, override, read_table, validate
+from trimtab.config.run import RunConfig
+from trimtab.records import Json
+from trimtab.report.summary import Summary
+
+EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
+
+
+def _config(source: str, overrides: Sequence[str], sync: bool) -> RunConfig:
+    if not sync:
+        return load(source, overrides)
+    table = read_table(source)
+    table["runtime"] = {"kind": "lockstep", "lag": 0}
+    return validate(override(table, overrides))
+
+
+def _one_thread(threads: int = 1) -> None:
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+def _folder(runs: Path, config: RunConfig, named: bool) -> Path:
+    """runs/NAME; where the name was not given on the command line and is taken, the next free NAME-2, NAME-3, ..."""
+    path, n = runs / config.name, 1
+    while not named and (path / "config.json").exists():
+        n += 1
+        path = runs / f"{config.name}-{n}"
+    return path
+
+
+def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
+    """Run it; the exit code."""
+    from trimtab.cli.progress import Progress
+
+    config = _config(source, overrides, sync)
+    path = _folder(runs, config, any(o.partition("=")[0].strip() == "name" for o in overrides))
+    _one_thread()
+    from trimtab.runtime.run import start
+
+    with Progress(config, path) as progress:
+        summary = start(config, path, progress)
+    return _end(path, summary)
+
+
+def resume(path: Path, overrides: Sequence[str]) -> int:
+    """Go on; the exit code."""
+    import json
+
+    from trimtab.cli.progress import Progress
+    from trimtab.store.run_folder import RunFolder
+
+    table: dict[str, Json] = json.loads(RunFolder.open(path).config_json.read_text())
+    _one_thread()
+    from trimtab.runtime.run import changed
+    from trimtab.runtime.run import resume as go_on
+
+    config = changed(table, overrides)
+    with Progress(config, path) as progress:
+        summary = go_on(path, overrides, progress)
+    return _end(path, summary)
+
+
+def _end(path: Path, s: Summary) -> int:
+    before = "?" if s.accuracy_before is None else f"{s.accuracy_before:.3f}"
+    after = "?" if s.accuracy_after is None else f"{s.accuracy_after:.3f}"
+    if s.status == "done":
+        print(f"held-out accuracy {before} -> {after} in {s.batches} batches ({s.applied} applied, {s.skipped} skipped), {s.wall_s:.0f} s")
+        print(f"age of trained tokens: mean {s.mean_age:.2f}, max {s.max_age} versions")
+        print(f"{s.spanning_rollouts} rollouts span two or more versions")
+        print(f"model   {path / 'model'}")
+        print(f"report  {path / 'report.html'}")
+        return EXIT_DONE
+    print(f"interrupted after {s.batches} batches and checkpointed; go on with: trimtab resume {path}")
+    return EXIT_INTERRUPTED
+
+
+def dry_run(source: str, overrides: Sequence[str], sync: bool) -> None:
+    """Plan, memory and predicted ceiling; nothing is written."""
+    config = _config(source, overrides, sync)
+    _one_thread()
+    from trimtab.runtime.forecast import forecast
+
+    for line in forecast(config):
+        print(line)
