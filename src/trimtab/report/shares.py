@@ -128,18 +128,17 @@ def time_shares(runs: Sequence[Run]) -> Panel:
 
 
 def _shares_over_batches(ax: Axes, run: Run, present: Sequence[str]) -> None:
-    """Stacked bars, at most 60 of equal numbers of batches."""
+    """Stacked steps, at most 60, of equal numbers of batches."""
     columns = np.nan_to_num(np.array([run.column(name) for name in present]))
     parts = np.array_split(np.arange(columns.shape[1]), min(60, columns.shape[1]))
     sums = np.array([columns[:, part].sum(axis=1) for part in parts])
     share = sums / np.maximum(sums.sum(axis=1, keepdims=True), 1e-12)
     left = np.array([run.batches[part[0]] for part in parts])
-    width = np.diff(np.append(left, run.batches[-1] + 1))
-    tops = share.cumsum(axis=1)
-    for i, name in enumerate(present):
-        what = name.removeprefix("time/")
-        ax.bar(left, share[:, i], width * 1.02, tops[:, i] - share[:, i], align="edge", color=activity_color(what), label=what, lw=0)
-    ax.set_xlim(left[0], left[-1] + width[-1])
+    edges = np.append(left, run.batches[-1] + 1)
+    whats = [name.removeprefix("time/") for name in present]
+    # A step needs a value at its end; the last one is repeated.
+    ax.stackplot(edges, np.append(share, share[-1:], axis=0).T, step="post", labels=whats, colors=[activity_color(w) for w in whats], lw=0)
+    ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1)
     ax.set_xlabel("batch")
     ax.yaxis.set_major_formatter(_percent)

@@ -140,7 +140,10 @@ def _short(path: str) -> str:
 def smooth(y: F64, window: int, log: bool = False) -> F64:
     """Trailing mean of ``window`` values (median where the axis is logarithmic); shorter at the start."""
     reduce = np.median if log else np.mean
-    return np.array([reduce(y[max(0, i - window + 1) : i + 1]) for i in range(len(y))], dtype=np.float64)
+    if len(y) <= window:
+        return np.array([reduce(y[: i + 1]) for i in range(len(y))], dtype=np.float64)
+    full = reduce(np.lib.stride_tricks.sliding_window_view(y, window), axis=1)
+    return np.concatenate([smooth(y[: window - 1], window, log), full])
 
 
 def thin(x: F64, y: F64, points: int) -> tuple[F64, F64]:

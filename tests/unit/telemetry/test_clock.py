@@ -1,0 +1,93 @@
+"""The clock: shares are exclusive and sum to the wall time."""
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from trimtab.telemetry.clock import Clock
+
+
+def burn(seconds: float) -> None:
+    end = time.thread_time() + seconds
+    while time.thread_time() < end:
+        pass
+
+
+def test_shares_are_exclusive_and_sum_to_wall_time():
+    before = time.perf_counter()
+    clock = Clock()
+    started = time.perf_counter()
+    with clock.span("forward"):
+        time.sleep(0.02)
+        with clock.span("norms"):
+            time.sleep(0.03)
+        with clock.span("norms"):
+            time.sleep(0.01)
+    time.sleep(0.01)
+    ended = time.perf_counter()
+    totals = clock.totals()
+    after = time.perf_counter()
+    assert ended - started <= sum(totals.values()) <= after - before
+    assert sum(totals.values()) == pytest.approx(clock.elapsed, rel=1e-9)
+    assert totals["forward"] >= 0.02
+    assert totals["norms"] >= 0.04
+    assert totals["other"] >= 0.01
+
+
+def test_cpu_seconds_tell_work_from_waiting():
+    clock = Clock()
+    with clock.span("wait"):
+        time.sleep(0.05)
+    with clock.span("forward"):
+        burn(0.03)
+    cpu, wall = clock.cpu_totals(), clock.totals()
+    assert cpu["wait"] < 0.01 < wall["wait"]
+    assert cpu["forward"] >= 0.03
+    assert cpu["forward"] <= wall["forward"] + 0.005
+
+
+def test_laps_divide_the_totals():
+    clock = Clock()
+    laps = []
+    for _ in range(3):
+        with clock.span("step"):
+            time.sleep(0.002)
+        laps.append(clock.lap())
+    assert sum(sum(lap.wall.values()) for lap in laps) == pytest.approx(clock.elapsed, rel=1e-6)
+    for lap in laps:
+        assert sum(lap.wall.values()) == pytest.approx(lap.elapsed, rel=1e-6)
+        assert lap.wall["step"] >= 0.002
+        assert set(lap.cpu) == set(lap.wall)
+
+
+def test_a_span_that_raises_is_charged_and_closed():
+    clock = Clock()
+
+    def publish() -> None:
+        with clock.span("publish"):
+            time.sleep(0.005)
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        publish()
+    time.sleep(0.005)
+    totals = clock.totals()
+    assert totals["publish"] >= 0.005
+    assert totals["other"] >= 0.005
+
+
+def test_the_timeline_has_each_exclusive_stretch_once():
+    origin = time.perf_counter()
+    clock = Clock(keep=True)
+    with clock.span("forward"):
+        time.sleep(0.004)
+        with clock.span("norms"):
+            time.sleep(0.004)
+        time.sleep(0.004)
+    rows = clock.take("learner", origin)
+    assert [(row.who, row.what) for row in rows] == [("learner", "forward"), ("learner", "norms"), ("learner", "forward")]
+    assert all(0 <= a.start < a.end <= b.start for a, b in pairwise(rows))
+    assert rows[0].to_json().keys() == {"who", "what", "start", "end"}
+    assert clock.take("learner", origin) == []
+    assert Clock().take("learner", origin) == []

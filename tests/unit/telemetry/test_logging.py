@@ -1,0 +1,43 @@
+"""Log lines: for people on stderr, as JSON in a file."""
+
+import json
+import logging
+
+import pytest
+
+from trimtab.telemetry.logging import configure
+
+
+@pytest.fixture(autouse=True)
+def _restore():
+    logger = logging.getLogger("trimtab")
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    yield
+    for handler in logger.handlers:
+        handler.close()
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
+
+
+def test_a_line_says_when_how_bad_who_where_what(tmp_path, capsys):
+    configure("info", tmp_path / "log.jsonl", who="worker-1")
+    configure("info", tmp_path / "log.jsonl", who="worker-1")  # again: still one line a message
+    log = logging.getLogger("trimtab.pool.admission")
+    log.info("slot freed", extra={"slot": 3})
+    log.debug("not shown")
+    try:
+        raise OSError("no room")
+    except OSError:
+        log.exception("write failed")
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].endswith("INFO worker-1 pool.admission: slot freed  slot=3")
+    assert lines[-1] == "OSError: no room"
+    first, second = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert (first["level"], first["who"], first["logger"], first["message"], first["slot"]) == (
+        "INFO",
+        "worker-1",
+        "trimtab.pool.admission",
+        "slot freed",
+        3,
+    )
+    assert "OSError: no room" in second["trace"]
