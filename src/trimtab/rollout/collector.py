@@ -1,0 +1,218 @@
+"""Groups in, groups out: requests to the engine, responses to the verifier, verdicts to whole groups.
+
+    assign ──▶ task.prompt ──▶ renderer.ids ──▶ engine ──(completion)──▶ renderer.text ──▶ verifier ──(verdict)──▶ group
+                    │ refused                                                                                       │
+                    └───────────────▶ GroupFailed (final)                    GroupDone, or GroupFailed (to be retried)
+
+Single-threaded and passive: things move in ``step``. What a group holds depends on its keys and the weights alone; timing decides
+only the order in which groups come out. One collector at a time owns an engine and a verifier.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from trimtab import keyed
+from trimtab.engines.protocol import Completion, Engine, Request
+from trimtab.records import I32, Group, Outcome, Rollout, Segment, Slot, StoppedByRule, TrimtabError
+from trimtab.rollout import assemble
+from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.render import Renderer
+from trimtab.tasks.protocol import Prompt, Task, Verdict
+from trimtab.tasks.verifier import Verifier
+
+_POLL_S = 0.05  # longest wait for a verdict in one step of a drain
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupDone:
+    """A finished group. ``errors``: why members left it; ``scoring_s``: the scorer's seconds for each verdict."""
+
+    group: Group
+    held: int
+    errors: tuple[str, ...] = ()
+    scoring_s: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupFailed:
+    """No group: too few members without error (``retry``: another attempt may do better), or a prompt that cannot be run."""
+
+    slot: Slot
+    row: int
+    attempt: int
+    reason: str
+    retry: bool
+
+
+Result = GroupDone | GroupFailed
+
+
+@dataclass(slots=True)
+class _Work:
+    """One group under way. ``parts``: segments and completions of members whose verdict is still out."""
+
+    slot: Slot
+    prompt: Prompt
+    prompt_ids: I32
+    attempt: int
+    held: int
+    ids: range  # request ids of the members
+    parts: dict[int, tuple[Segment, Completion]] = field(default_factory=dict)
+    rollouts: list[Rollout] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    scoring_s: list[float] = field(default_factory=list)
+
+
+class Collector:
+    """Runs groups of ``task`` on ``engine`` and scores them with ``verifier``; ``max_groups`` at a time (default: of two batches)."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        task: Task,
+        verifier: Verifier,
+        renderer: Renderer,
+        options: RolloutOptions,
+        seed: int,
+        *,
+        tag: int = keyed.ROLLOUT,
+        max_groups: int | None = None,
+    ) -> None:
+        self.engine = engine
+        self._task, self._verifier, self._renderer = task, verifier, renderer
+        self._options, self._seed, self._tag = options, seed, tag
+        self._max_groups = options.held_batches * options.prompts_per_batch if max_groups is None else max_groups
+        self._work: dict[int, _Work] = {}  # by request id, until the member's verdict
+        self._groups: dict[Slot, _Work] = {}
+        self._results: list[Result] = []
+        self._generating = 0  # requests the engine has not completed
+        self._next_id = 0
+
+    @property
+    def outstanding(self) -> int:
+        """Groups assigned whose result ``step`` has not returned."""
+        return len(self._groups) + len(self._results)
+
+    def room(self) -> int:
+        """How many more groups may be assigned."""
+        return max(0, self._max_groups - self.outstanding)
+
+    def assign(self, slot: Slot, row: int, attempt: int, held_version: int | None = None) -> None:
+        """Start a group. ``held_version``: the version admission charged; the engine must not be older than that."""
+        held = self.engine.version if held_version is None else held_version
+        if self.engine.version < held:
+            raise ValueError(f"slot {slot} was admitted at version {held}, the engine serves {self.engine.version}")
+        if slot in self._groups:
+            raise ValueError(f"slot {slot} is under way already")
+        try:
+            prompt = self._task.prompt(row) if self._tag != keyed.EVAL else self._task.eval_prompt(row)
+            ids = self._renderer.ids(prompt)
+        except TrimtabError as error:
+            self._results.append(GroupFailed(slot=slot, row=row, attempt=attempt, reason=str(error), retry=False))
+            return
+        o = self._options
+        requests = range(self._next_id, self._next_id + o.group_size)
+        self._next_id = requests.stop
+        work = self._groups[slot] = _Work(slot, prompt, ids, attempt, held, requests)
+        for member, request in enumerate(requests):
+            self._work[request] = work
+            self._generating += 1
+            self.engine.submit(
+                Request(
+                    id=request,
+                    prompt=ids,
+                    max_new_tokens=o.max_new_tokens,
+                    sampling=o.sampling,
+                    key=keyed.stream(self._seed, slot.epoch, slot.index, attempt, member, self._tag),
+                    stop_ids=self._renderer.stop_ids,
+                )
+            )
+
+    def step(self, block: float = 0.0) -> list[Result]:
+        """One decode step and what the verifier has found: the groups that ended. ``block``: longest wait where only verdicts are out."""
+        if self._generating:
+            for completion in self.engine.step():
+                self._completed(completion)
+        idle = not self._generating and not self._results
+        for request, verdict in self._verifier.poll(block if idle else 0.0):
+            self._judged(request, verdict)
+        results, self._results = self._results, []
+        return results
+
+    def drain(self, deadline_s: float) -> list[Result]:
+        """Step until nothing is outstanding; StoppedByRule naming the slots that are still out at the deadline."""
+        until = time.monotonic() + deadline_s
+        results: list[Result] = []
+        while self.outstanding:
+            results += self.step(block=_POLL_S)
+            if self._groups and time.monotonic() > until:
+                waiting = ", ".join(f"({s.epoch}, {s.index})" for s in sorted(self._groups))
+                raise StoppedByRule(f"the groups of slots {waiting} are not finished after {deadline_s:g} s; raise the deadline")
+        return results
+
+    def cancel(self, slot: Slot) -> None:
+        """Stop a group: no result of it will come. Nothing happens where it has ended already."""
+        work = self._groups.pop(slot, None)
+        if work is None:
+            return
+        requests = {request for request in work.ids if request in self._work}
+        self._verifier.cancel(requests & work.parts.keys())
+        for request in requests - work.parts.keys():
+            self.engine.cancel(request)
+            self._generating -= 1
+        for request in requests:
+            del self._work[request]
+
+    def cancel_all(self) -> None:
+        """Stop every group, and drop results not yet returned."""
+        for slot in list(self._groups):
+            self.cancel(slot)
+        self._results.clear()
+
+    def close(self) -> None:
+        """Close the engine and the verifier."""
+        self._verifier.close()
+        self.engine.close()
+
+    def _completed(self, completion: Completion) -> None:
+        work = self._work.get(completion.id)
+        if work is None:  # an engine may report what it cancelled
+            return
+        self._generating -= 1
+        part = assemble.segment(work.prompt_ids, completion, self._options.sampling)
+        work.parts[completion.id] = part, completion
+        verdict = assemble.unseen(completion, self._options.truncated)
+        if verdict is None:
+            self._verifier.submit(completion.id, work.prompt, self._renderer.text(completion.tokens))
+        else:
+            self._judged(completion.id, verdict)
+
+    def _judged(self, request: int, verdict: Verdict) -> None:
+        work = self._work.pop(request)
+        part, completion = work.parts.pop(request)
+        work.rollouts.append(assemble.rollout(work.ids.index(request), part, completion, verdict, time.time()))
+        work.scoring_s.append(verdict.seconds)
+        if verdict.outcome is Outcome.ERROR:
+            work.errors.append(verdict.detail)
+        if len(work.rollouts) == len(work.ids):
+            del self._groups[work.slot]
+            self._results.append(self._result(work))
+
+    def _result(self, work: _Work) -> Result:
+        valid = assemble.members(work.rollouts)
+        least = self._options.smallest_group
+        if len(valid) < least:
+            reason = f"{len(valid)} of {len(work.ids)} rollouts are no errors, {least} are needed; the last error: {work.errors[-1]}"
+            return GroupFailed(slot=work.slot, row=work.prompt.row, attempt=work.attempt, reason=reason, retry=True)
+        group = Group(
+            slot=work.slot,
+            prompt=work.prompt.row,
+            attempt=work.attempt,
+            seed=self._seed,
+            task=self._task.name,
+            source=work.prompt.source,
+            rollouts=valid,
+        )
+        return GroupDone(group=group, held=work.held, errors=tuple(work.errors), scoring_s=tuple(work.scoring_s))

@@ -1,0 +1,62 @@
+"""Prompt to token ids, response ids to the text a scorer sees. The text is a view: what is trained are the sampled ids."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import numpy as np
+
+from trimtab.records import I32, TrimtabError
+from trimtab.tasks.protocol import Prompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+class Renderer:
+    """``context``: longest prompt + response in tokens; ``stop_ids``: the ids that end a response."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, max_new_tokens: int, stop_ids: tuple[int, ...]) -> None:
+        self.stop_ids = stop_ids
+        self._tokenizer = tokenizer
+        self._context, self._max_new_tokens = context, max_new_tokens
+
+    def ids(self, prompt: Prompt) -> I32:
+        """BOS (where the tokenizer has one) and the text, or the conversation through the chat template.
+
+        Raises TrimtabError naming the row for a prompt that leaves no room for the response, is empty, holds text the tokenizer
+        has no token for, or does not go through the template.
+        """
+        ids = self._conversation(prompt) if prompt.messages else self._text(prompt)
+        limit = self._context - self._max_new_tokens
+        if len(ids) > limit:
+            raise TrimtabError(
+                f"the prompt of row {prompt.row} has {len(ids)} tokens; the context of {self._context} less "
+                f"rollout.max_new_tokens = {self._max_new_tokens} leaves {limit}: shorten it or lower max_new_tokens"
+            )
+        if not ids:
+            raise TrimtabError(f"the prompt of row {prompt.row} is empty and the tokenizer has no BOS: the first token needs a context")
+        return np.array(ids, dtype=np.int32)
+
+    def text(self, response: I32) -> str:
+        """The response without the id that ended it and without special tokens."""
+        ended = len(response) > 0 and int(response[-1]) in self.stop_ids
+        ids = response[:-1] if ended else response
+        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _text(self, prompt: Prompt) -> list[int]:
+        tokenizer = self._tokenizer
+        ids: list[int] = tokenizer.encode(prompt.text, add_special_tokens=False)
+        for token in (tokenizer.unk_token, tokenizer.pad_token):  # what tokenizers put where they know no token
+            if token is not None and token not in prompt.text and tokenizer.convert_tokens_to_ids(token) in ids:
+                raise TrimtabError(f"the prompt of row {prompt.row} holds text the tokenizer has no token for: {prompt.text[:80]!r}")
+        return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
+
+    def _conversation(self, prompt: Prompt) -> list[int]:
+        from jinja2 import TemplateError
+
+        talk = [dict(message) for message in prompt.messages]
+        try:
+            return cast(list[int], self._tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=True, return_dict=False))
+        except (TemplateError, ValueError, TypeError) as error:  # ValueError: the tokenizer has no template
+            raise TrimtabError(f"the conversation of row {prompt.row} does not go through the chat template ({error})") from error
