@@ -255,7 +255,8 @@ def _draw_axis(axis: Axis, ax: Axes, runs: Sequence[Run], last: float) -> None:
             x, y = run.heldout()
             if x.size:
                 ax.plot(x, y, color=color, marker="o", ms=3.2, lw=0.8, ls=":", mfc="white", mew=1.1, zorder=4, clip_on=False)
-                ends.append((float(y[-1]), f"held-out {style.short(float(y[-1]))}", color))
+                at = "" if x[-1] > 0.9 * last else f" at {x[-1]:.0f}"
+                ends.append((float(y[-1]), f"held-out {style.short(float(y[-1]))}{at}", color))
         _marks(axis, ax, run, style.ORANGE if len(runs) == 1 else style.COLORS[r % len(style.COLORS)], r)
     ax.set_xlim(0.0, max(last, 1.0))
     if not axis.log:
@@ -282,7 +283,15 @@ def _draw_curve(curve: Curve, ax: Axes, x: style.F64, y: style.F64, color: str, 
     shown, smoothed = (np.maximum(z, axis.floor) if axis.floor else z for z in (y, strong))
     few = len(x) <= 2 * SMOOTH
     if (curve.raw or few) and curve.smooth:
-        ax.plot(*style.thin(x, shown, budget), color=color, lw=0.6, alpha=0.35, marker="o" if few else None, ms=2.0, mew=0)
+        ax.plot(
+            *style.thin(x, shown, budget),
+            color=color,
+            lw=0.6,
+            alpha=0.35 if len(x) < 800 else 0.2,
+            marker="o" if few else None,
+            ms=2.0,
+            mew=0,
+        )
     ax.plot(*style.thin(x, smoothed, budget), color=color, ls=(0, (3, 1.6)) if curve.dashed else "-", lw=1.1 if curve.dashed else 1.3)
     return float(strong[-1])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,11 @@ ACTIVITY = {
     "generate": style.AMBER,
     "verify": "#8a6fb3",
     "eval": "#7fb069",
+    "methods": "#8c6d62",
+    "start": "#d9c8a9",
+    "stop": "#d9c8a9",
+    "stage": "#f2b48c",
+    "send": "#9ad0c2",
     "log": "#9fb3c8",
     "checkpoint": "#5f6c7b",
     "other": "#eef1f4",
@@ -114,10 +120,10 @@ def time_shares(runs: Sequence[Run]) -> Panel:
     """Where the learner's time went: over the batches of one run, or one bar a run for several."""
     title = "Where the learner's time went"
     caption = "Shares of wall time, exclusive: they sum to 100 %. Gray is waiting for rollouts."
-    present = [name for name in TIME_SHARES if any(run.series(name)[0].size for run in runs)]
+    present = [name for name in TIME_SHARES if any(run.total(name)[0] > 0 for run in runs)]
     if not present:
         return Panel(title, caption, missing="Not recorded: no batch has time shares.")
-    figure, (ax,) = style.canvas(top=0.42)
+    figure, (ax,) = style.canvas(top=0.12 + 0.15 * math.ceil(len(present) / 5))
     if len(runs) == 1:
         _shares_over_batches(ax, runs[0], present)
     else:
@@ -141,6 +147,7 @@ def _shares_over_batches(ax: Axes, run: Run, present: Sequence[str]) -> None:
     ax.set_xlim(edges[0], edges[-1])
     ax.set_ylim(0, 1)
     ax.set_xlabel("batch")
+    style.whole_ticks(ax)
     ax.yaxis.set_major_formatter(_percent)
 
 

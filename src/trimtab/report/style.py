@@ -100,7 +100,7 @@ def whole_ticks(axes: Axes) -> None:
     """Batches and ages are whole numbers."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8, steps=[1, 2, 5, 10]))
 
 
 def log_ticks(axes: Axes) -> None:

@@ -12,7 +12,7 @@ from trimtab.report.runfiles import Run, number
 from trimtab.report.shares import ACTIVITY, activity_color
 
 BATCHES = 6  # in the window
-MOST = 600  # rectangles: more cannot be told apart
+MOST = 3000  # stretches looked at, the longest
 
 Stretch = tuple[str, str, float, float]  # who, what, start, end
 
@@ -32,7 +32,7 @@ def draw(run: Run, of: str = "") -> Panel:
     whats = sorted({row[1] for row in rows}, key=lambda what: (list(ACTIVITY).index(what) if what in ACTIVITY else len(ACTIVITY), what))
     for what in whats:
         for lane, who in enumerate(lanes):
-            spans = [(max(s, start), min(e, end) - max(s, start)) for w, a, s, e in rows if (w, a) == (who, what)]
+            spans = _spans([row for row in rows if row[:2] == (who, what)], start, end)
             ax.broken_barh(spans, (lane - 0.36, 0.72), facecolors=activity_color(what), label="" if lane else what, lw=0)
     done = run.times[(run.times >= start) & (run.times <= end)]
     ax.vlines(done, -0.5, len(lanes) - 0.5, color=style.INK, lw=0.5, alpha=0.5)
@@ -52,6 +52,19 @@ def _stretches(run: Run) -> list[Stretch]:
         if isinstance(who, str) and isinstance(what, str) and start is not None and end is not None and end > start:
             rows.append((who, what, start, end))
     return rows
+
+
+def _spans(rows: Sequence[Stretch], start: float, end: float) -> list[tuple[float, float]]:
+    """Start and width within the window; what is closer together than a pixel is drawn as one."""
+    pixel = (end - start) / 1500
+    out: list[list[float]] = []
+    for _, _, low, high in rows:
+        low, high = max(low, start), min(high, end)
+        if out and low - out[-1][1] < pixel:
+            out[-1][1] = max(high, out[-1][1])
+        else:
+            out.append([low, high])
+    return [(low, high - low) for low, high in out]
 
 
 def _window(run: Run, rows: Sequence[Stretch]) -> tuple[float, float]:

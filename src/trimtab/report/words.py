@@ -175,12 +175,13 @@ class DecisionRow:
     what: str
     count: int
     batches: int
+    smallest: str
     largest: str
     why: str  # of the largest
 
 
 def decisions(runs: Sequence[Run]) -> list[DecisionRow]:
-    """What the methods did, by method, point and action: how often, in how many batches, the largest amount and its reason."""
+    """What the methods did, by method, point and action: how often, in how many batches, amounts, and the reason of the largest."""
     rows = []
     for run in runs:
         found: dict[tuple[str, str, str], list[tuple[float, Json, str]]] = {}
@@ -189,8 +190,9 @@ def decisions(runs: Sequence[Run]) -> list[DecisionRow]:
             found.setdefault(key, []).append((number(row.get("amount")) or 0.0, row.get("batch"), _cell(row.get("why"))))
         for (method, point, what), all_of in found.items():
             amount, _, why = max(all_of, key=lambda item: abs(item[0]))
+            least = min((item[0] for item in all_of), key=abs)
             batches = len({str(batch) for _, batch, _ in all_of})
-            rows.append(DecisionRow(run.label, method, point, what, len(all_of), batches, f"{amount:.3g}", why))
+            rows.append(DecisionRow(run.label, method, point, what, len(all_of), batches, f"{least:.3g}", f"{amount:.3g}", why))
     return rows
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from trimtab.records import Json
 
 OTHER = "other"
+_Stretch = tuple[str, float, float]  # what, start, end
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class Clock:
         self._wall: dict[str, float] = {}
         self._cpu: dict[str, float] = {}
         self._stack: list[str] = []
-        self._stretches: list[tuple[str, float, float]] | None = [] if keep else None
+        self._stretches: list[_Stretch] | None = [] if keep else None
         self._start = self._last = time.perf_counter()
         self._last_cpu = time.thread_time()
         self._lap = Lap({}, {}, 0.0)
@@ -90,15 +91,27 @@ class Clock:
         )
 
     def take(self, who: str, origin: float, shortest: float = 0.0005) -> list[Interval]:
-        """The stretches since the last call as rows of the timeline, those below ``shortest`` seconds left out.
+        """The stretches since the last call as rows of the timeline; what is shorter than ``shortest`` seconds is no row of its own.
 
-        ``origin`` is the run's start on ``time.perf_counter``, a clock that all processes of one machine share on Linux.
+        Stretches of one activity with less than ``shortest`` between them are one row, so that a poll loop does not fill the
+        file. ``origin`` is the run's start on ``time.perf_counter``, which all processes of one machine share on Linux.
         """
         stretches = self._stretches or []
         self._stretches = None if self._stretches is None else []
-        return [Interval(who, what, start - origin, end - origin) for what, start, end in stretches if end - start >= shortest]
+        long = [row for row in _joined(stretches, shortest) if row[2] - row[1] >= shortest]
+        return [Interval(who, what, start - origin, end - origin) for what, start, end in _joined(long, shortest)]
 
     @property
     def elapsed(self) -> float:
         """Wall seconds up to the last charge."""
         return self._last - self._start
+
+
+def _joined(stretches: list[_Stretch], gap: float) -> list[_Stretch]:
+    """Neighbors of one activity that less than ``gap`` seconds part, as one stretch."""
+    out: list[_Stretch] = []
+    for what, start, end in stretches:
+        if out and out[-1][0] == what and start - out[-1][2] < gap:
+            start = out.pop()[1]
+        out.append((what, start, end))
+    return out

@@ -71,7 +71,7 @@ def test_the_numbers_of_the_run_are_in_the_page(page, runs):
     assert "seq_tis, opob, linear, norm_clip, ess" in seen
     for row in (runs / "healthy" / "events.jsonl").read_text().splitlines():
         assert json.loads(row)["message"] in seen
-    assert re.search(r"seq_tis weigh truncated 150 150 \d+ ratio above c = 8", seen)
+    assert re.search(r"seq_tis weigh truncated 150 150 0 \d+ ratio above c = 8", seen)
     assert "max_lag = 12" in seen
 
 

@@ -91,3 +91,18 @@ def test_the_timeline_has_each_exclusive_stretch_once():
     assert rows[0].to_json().keys() == {"who", "what", "start", "end"}
     assert clock.take("learner", origin) == []
     assert Clock().take("learner", origin) == []
+
+
+def test_a_poll_loop_is_one_row_of_the_timeline():
+    clock = Clock(keep=True)
+    for _ in range(40):
+        with clock.span("idle"):
+            time.sleep(0.001)
+        with clock.span("receive"):
+            pass
+    with clock.span("generate"):
+        time.sleep(0.001)
+    rows = clock.take("worker-0", time.perf_counter(), shortest=0.0009)
+    assert sum(row.what == "idle" for row in rows) < 20  # a busy machine may tear the loop, never once a poll
+    assert rows[-1].what == "generate"
+    assert sum(row.end - row.start for row in rows if row.what == "idle") >= 0.04
