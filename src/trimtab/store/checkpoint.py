@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from trimtab.records import TrimtabError
 from trimtab.store.codec import groups_to_table, table_to_groups, to_parquet
-from trimtab.store.durable import TEMP, disk_error, sync_folder, write_file
+from trimtab.store.durable import TEMP, disk_error, sync, write_file
 from trimtab.store.tree import Flat, StateTree, flatten, pack, unflatten, unpack
 
 log = logging.getLogger(__name__)
@@ -69,9 +69,9 @@ def save(folder: Path, number: int, parts: Mapping[str, StateTree], *, keep: int
             write_file(temp / name, data)
             manifest[name] = hashlib.blake2b(data, digest_size=_DIGEST).hexdigest()
         write_file(temp / MANIFEST, json.dumps({"format": FORMAT, "number": number, "blake2b": manifest}, indent=1).encode())
-        sync_folder(temp)
+        sync(temp)
         os.rename(temp, final)
-        sync_folder(folder)
+        sync(folder)
     except OSError as error:
         older = [n for n in numbers(folder) if n < number]
         kept = f"checkpoint {older[-1]} is intact" if older else "there is no earlier checkpoint"

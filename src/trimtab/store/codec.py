@@ -56,22 +56,6 @@ _LISTS = {
     "kept_ids": np.dtype(np.int32),
 }
 COLUMNS = (*_SCALARS, *_LISTS)
-# A dictionary of floats would take all NaNs for one: only these columns may have one.
-_REPETITIVE = [
-    "epoch",
-    "index",
-    "prompt",
-    "attempt",
-    "seed",
-    "task",
-    "source",
-    "rollout",
-    "outcome",
-    "stop",
-    "segment",
-    "incarnation",
-    "top_k",
-]
 
 Array = npt.NDArray[np.generic]
 Columns = Mapping[str, Sequence[Any]]  # as read: a Python value or an array a row
@@ -117,9 +101,9 @@ def group_column(table: pa.Table, name: str) -> list[object]:
 
 
 def to_parquet(table: pa.Table) -> memoryview:
-    """The bytes of a parquet file."""
+    """The bytes of a parquet file. Plain pages: NaN payloads pass untouched, and zstd finds the repetition by itself."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=[n for n in table.column_names if n not in COLUMNS or n in _REPETITIVE])
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
     return memoryview(sink.getvalue())
 
 

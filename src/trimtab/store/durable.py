@@ -40,15 +40,15 @@ def write_atomic(path: Path, data: bytes | memoryview) -> None:
     try:
         write_file(temp, data)
         os.replace(temp, path)
-        sync_folder(path.parent)
+        sync(path.parent)
     except OSError as error:
         temp.unlink(missing_ok=True)
         raise disk_error(path, error) from error
 
 
-def sync_folder(path: Path) -> None:
-    """Wait until the names in a folder are on the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Wait until a file's bytes, or the names in a folder, are on the disk."""
+    fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
     finally:

@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """An open log. A record is visible to readers, and survives ``kill -9``, once ``append`` returns; ``sync`` adds power loss."""
+    """An open log. A record is visible to readers, and survives ``kill -9``, once ``append`` returns."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -36,12 +36,6 @@ class JsonLines:
             write_all(self._fd, (json.dumps(record) + "\n").encode())
         except OSError as error:
             os.ftruncate(self._fd, size)
-            raise disk_error(self.path, error, "all earlier records are in it") from error
-
-    def sync(self) -> None:
-        try:
-            os.fsync(self._fd)
-        except OSError as error:
             raise disk_error(self.path, error, "all earlier records are in it") from error
 
     def close(self) -> None:

@@ -40,7 +40,8 @@ def prepare_resume(folder: RunFolder) -> ResumePoint:
     point = load_latest(folder.checkpoints)
     orphans = next(p for i in count(1) if not (p := folder.orphans / f"{point.number:06d}-{i}").exists())
     try:
-        moved = {path.name: jsonl.truncate_to(path, point.number, orphans) for path in folder.logs}
+        # an evaluation names how many batches its weights have seen: that of the checkpoint's own weights stays
+        moved = {path.name: jsonl.truncate_to(path, point.number + (path == folder.eval), orphans) for path in folder.logs}
         moved["rollouts"] = rollout_log.truncate_to(folder.rollouts, point.number, orphans / "rollouts")
         for number in point.passed_over:
             (orphans / "checkpoints").mkdir(parents=True, exist_ok=True)

@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from trimtab.records import TrimtabError
-from trimtab.store.durable import TEMP
+from trimtab.store.durable import TEMP, disk_error, sync
 
 
 class RunFolder:
@@ -85,6 +85,20 @@ class RunFolder:
     def logs(self) -> tuple[Path, ...]:
         """The append-only logs, which a resume cuts back to its checkpoint."""
         return (self.metrics, self.events, self.decisions, self.timeline, self.eval)
+
+    def sync_logs(self) -> None:
+        """Let the logs survive power loss up to here; called before a checkpoint is saved.
+
+        Raises:
+            TrimtabError: the disk is full.
+        """
+        for path in self.logs:
+            try:
+                sync(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise disk_error(path, error) from error
 
     @property
     def locked(self) -> bool:

@@ -85,7 +85,7 @@ def test_round_trip_through_parquet_is_bit_exact(same, some: list[Group]) -> Non
 
 
 def test_nan_payloads_stay_apart(same, make_group) -> None:
-    """A parquet dictionary takes all NaNs for one value."""
+    """What a float32 says beyond its value: payloads, signs of zero."""
     nans = np.array([0x7FC00000, 0x7FC00001, 0xFFC00000, 0x80000000, 0], np.uint32).view(np.float32)
     segment = Segment(
         tokens=np.zeros(5, np.int32),

@@ -62,18 +62,22 @@ def test_nothing_beyond_the_cut_leaves_no_trace(tmp_path: Path) -> None:
     assert not (tmp_path / "o").exists()
 
 
-def test_a_crash_between_the_two_writes_loses_nothing(tmp_path: Path, monkeypatch) -> None:
+@pytest.mark.parametrize("at", [0, 1])
+def test_a_crash_in_the_middle_of_a_cut_loses_nothing(tmp_path: Path, monkeypatch, at: int) -> None:
+    """Dead before the first or the second of the two renames; the next resume does the rest."""
     path = tmp_path / "events.jsonl"
     write(path, {"batch": 0}, {"batch": 1})
-    replace = os.replace
+    replace, left = os.replace, at
 
-    def die_at_the_log(source, target):
-        if Path(target) == path:
+    def dying(source: Path, target: Path) -> None:
+        nonlocal left
+        if left == 0:
             raise KeyboardInterrupt
+        left -= 1
         replace(source, target)
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "replace", die_at_the_log)
+        patch.setattr(os, "replace", dying)
         with pytest.raises(KeyboardInterrupt):
             truncate_to(path, 1, tmp_path / "first")
     assert list(read_jsonl(path)) == [{"batch": 0}, {"batch": 1}]

@@ -22,6 +22,7 @@ def run(folder: RunFolder, first: int, last: int, make_group, every: int = 4) ->
                 events.append({"batch": batch, "kind": "lag"})
             if (batch + 1) % every == 0:
                 log.flush()
+                folder.sync_logs()
                 save(folder.checkpoints, batch + 1, {"run": {"consumed": batch + 1}}, keep=2)
 
 
@@ -55,6 +56,16 @@ def test_resuming_twice_from_one_checkpoint_keeps_both_lineages(folder: RunFolde
         run(again, first.number, 7, make_group)
         second = prepare_resume(again)
     assert [[r["batch"] for r in read_jsonl(p.orphans / "metrics.jsonl")] for p in (first, second)] == [[4, 5], [4, 5, 6]]
+
+
+def test_the_evaluation_of_the_restored_weights_stays(folder: RunFolder, make_group) -> None:
+    run(folder, 0, 7, make_group)
+    with JsonLines(folder.eval) as evals:
+        for consumed in (0, 4, 6):
+            evals.append({"batch": consumed, "accuracy": 0.5})
+    with RunFolder.open(folder.path) as again:
+        assert prepare_resume(again).number == 4
+    assert [r["batch"] for r in read_jsonl(folder.eval)] == [0, 4]
 
 
 def test_a_clean_stop_moves_nothing(folder: RunFolder, make_group) -> None:

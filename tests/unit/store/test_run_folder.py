@@ -20,15 +20,15 @@ from pathlib import Path
 from trimtab.store.run_folder import RunFolder
 with RunFolder.create(Path(sys.argv[1])) as folder:
     folder.config_json.write_text("{}")
-    child = os.fork() if "fork" in sys.argv else 1
-    if child:
-        print(child, flush=True)
+    child = os.fork() if "fork" in sys.argv else 0
+    if not child:
+        print(os.getpid(), flush=True)
     time.sleep(60)
 """
 
 
 def hold(path: Path, *how: str) -> tuple[subprocess.Popen[str], int]:
-    """A process that holds the folder, and what it printed: the pid of its forked child."""
+    """A process that holds the folder, and the pid of its forked child, if it was asked for one."""
     process = subprocess.Popen([sys.executable, "-c", HOLD, str(path), *how], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     return process, int(process.stdout.readline())
@@ -116,6 +116,16 @@ def test_what_a_dead_writer_left_half_made_is_cleared(tmp_path: Path) -> None:
     with folder:
         assert [p for p in folder.path.rglob("*") if p.name.startswith(".tmp")] == []
         assert (folder.rollouts / "000000.parquet").exists()
+
+
+def test_the_logs_that_are_there_are_synced(tmp_path: Path, monkeypatch) -> None:
+    folder = RunFolder.create(tmp_path / "a")
+    folder.metrics.touch()
+    folder.eval.touch()
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.fstat(fd).st_ino))
+    folder.sync_logs()
+    assert synced == [folder.metrics.stat().st_ino, folder.eval.stat().st_ino]
 
 
 def test_write_atomic_on_a_full_disk_keeps_the_old_bytes(tmp_path: Path, monkeypatch) -> None:
