@@ -8,7 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from trimtab.records import TrimtabError
-from trimtab.report import panels, shares, style, timeline, words
+from trimtab.report import figures, panels, shares, style, timeline, words
 from trimtab.report.panels import Panel
 from trimtab.report.runfiles import Run, labels, load
 
@@ -72,22 +72,22 @@ def render(runs: Sequence[Run]) -> str:
 
 
 def _sections(runs: Sequence[Run]) -> list[Section]:
-    def curves(figures: Sequence[panels.Figure]) -> list[Panel]:
-        return [panels.draw(figure, runs) for figure in figures]
+    def curves(wanted: Sequence[figures.Figure]) -> list[Panel]:
+        return [panels.draw(figure, runs) for figure in wanted]
 
     charts = [timeline.draw(run, run.label if len(runs) > 1 else "") for run in runs]
     return [
-        Section("Learning", "Does the policy get better, and is there still signal to learn from?", curves(panels.LEARNING)),
+        Section("Learning", "Does the policy get better, and is there still signal to learn from?", curves(figures.LEARNING)),
         Section(
             "Staleness",
             "How old is what the learner trains on, and how far has the policy moved since it was sampled?",
-            [*curves(panels.STALENESS), shares.ages(runs), shares.drift(runs)],
+            [*curves(figures.STALENESS), shares.ages(runs), shares.drift(runs)],
         ),
-        Section("Steps", "How large and how steady are the updates, and what did the methods make of them?", curves(panels.STEPS)),
-        Section("Responses", "Collapse into never stopping, or into silence, shows here first.", curves(panels.RESPONSES)),
+        Section("Steps", "How large and how steady are the updates, and what did the methods make of them?", curves(figures.STEPS)),
+        Section("Responses", "Collapse into never stopping, or into silence, shows here first.", curves(figures.RESPONSES)),
         Section(
             "Time",
             "Who works, who waits for whom?",
-            [shares.time_shares(runs), *curves(panels.TIME), *charts],
+            [shares.time_shares(runs), *curves(figures.TIME), *charts],
         ),
     ]
