@@ -96,6 +96,11 @@ def _sentence(first: ErrorDetails) -> TrimtabError:
         near = difflib.get_close_matches(where[-1], _fields(where[:-1]), n=1)
         hint = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(_fields(where[:-1])) or 'none'}"
         return TrimtabError.field(name, first["input"], f"unknown key; {hint}")
+    if first["type"] == "union_tag_not_found":
+        return TrimtabError(f"{name}.kind is missing: say which kind it is, as in {name}.kind = \"...\" (see `trimtab config show quickstart`)")
+    if first["type"] == "union_tag_invalid":
+        context = first.get("ctx", {})
+        return TrimtabError.field(f"{name}.kind", context.get("tag"), f"unknown kind; use one of {context.get('expected_tags')}")
     if first["type"] == "missing":
         return TrimtabError(f"{name} is missing: it has no default, set it in the file or as {name}=VALUE")
     return TrimtabError.field(name, first["input"], first["msg"].removeprefix("Value error, "))
