@@ -97,7 +97,9 @@ def _sentence(first: ErrorDetails) -> TrimtabError:
         hint = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(_fields(where[:-1])) or 'none'}"
         return TrimtabError.field(name, first["input"], f"unknown key; {hint}")
     if first["type"] == "union_tag_not_found":
-        return TrimtabError(f"{name}.kind is missing: say which kind it is, as in {name}.kind = \"...\" (see `trimtab config show quickstart`)")
+        return TrimtabError(
+            f'{name}.kind is missing: say which kind it is, as in {name}.kind = "..." (see `trimtab config show quickstart`)'
+        )
     if first["type"] == "union_tag_invalid":
         context = first.get("ctx", {})
         return TrimtabError.field(f"{name}.kind", context.get("tag"), f"unknown kind; use one of {context.get('expected_tags')}")

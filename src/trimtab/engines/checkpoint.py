@@ -64,7 +64,7 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     check_folder(folder)
     from transformers import Qwen2ForCausalLM
 
-    tokenizer = _load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder)
     try:
         model, info = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:  # transformers reports tensors of another shape this way
@@ -83,7 +83,8 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     return Policy.of(model.to(device).eval(), tokenizer)
 
 
-def _load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
+    """The tokenizer of a local model folder. Raises ``TrimtabError`` where its files cannot be read."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
     # For a Qwen2 folder AutoTokenizer keeps only the vocabulary of tokenizer.json and puts Qwen2's own byte-level rules around it,

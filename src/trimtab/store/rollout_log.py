@@ -88,6 +88,12 @@ def read(folder: Path, batches: Container[int] | None = None) -> Iterator[Entry]
             yield Entry(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(group for _, group in pairs))
 
 
+def last_batch(folder: Path) -> int | None:
+    """The newest batch on record, read off the last file; None where nothing is logged."""
+    files = _files(folder)
+    return None if not files else int(pc.max(pq.read_table(files[-1], columns=["batch"])["batch"]).as_py())
+
+
 def truncate_to(folder: Path, batch: int, orphans: Path) -> int:
     """Keep the entries of the first ``batch`` batches; move the rest to ``orphans``. Returns the number of rows moved."""
     moved = 0

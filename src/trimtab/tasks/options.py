@@ -75,13 +75,17 @@ class JsonlOptions(PromptOptions):
 
     @model_validator(mode="after")
     def _one_way_each(self) -> Self:
-        if self.eval_path is not None and {"eval_rows", "eval_fraction"} & self.model_fields_set:
+        if self.eval_path is not None and self._changed("eval_rows", "eval_fraction"):
             raise ValueError("task.eval_path takes all rows of its file: leave out task.eval_rows and task.eval_fraction")
-        if self.columns.messages is not None and {"template", "chat", "system"} & self.model_fields_set:
+        if self.columns.messages is not None and self._changed("template", "chat", "system"):
             raise ValueError("task.columns.messages brings whole conversations: leave out task.template, task.chat and task.system")
         if self.reward == "exact" and self.columns.answer is None:
             raise ValueError('task.reward = "exact" compares with an answer: set task.columns.answer')
         return self
+
+    def _changed(self, *names: str) -> bool:
+        """One of these differs from its default. What was *written* does not count: a resolved configuration writes everything."""
+        return any(getattr(self, name) != type(self).model_fields[name].default for name in names)
 
 
 TaskOptions = Annotated[ReasoningGymOptions | JsonlOptions, Field(discriminator="kind")]

@@ -11,7 +11,7 @@ import pytest
 
 from trimtab.records import TrimtabError
 from trimtab.store import rollout_log
-from trimtab.store.rollout_log import RolloutLog, read, truncate_to
+from trimtab.store.rollout_log import RolloutLog, last_batch, read, truncate_to
 
 
 def test_entries_come_back_in_order(tmp_path: Path, same, make_group) -> None:
@@ -54,6 +54,16 @@ def test_a_reopened_log_goes_on_in_new_files(tmp_path: Path, make_group) -> None
     (tmp_path / ".tmp-000003.parquet-1").write_bytes(b"half")  # what a crash leaves is in nobody's way
     rows = pq.read_table(tmp_path, columns=["batch", "epoch", "index", "member", "tokens"]).to_pylist()
     assert [(r["batch"], r["index"], r["member"]) for r in rows] == [(b, b, m) for b in range(3) for m in range(2)]
+
+
+def test_the_last_batch_is_read_off_the_last_file(tmp_path: Path, make_group) -> None:
+    assert last_batch(tmp_path) is None
+    for batches in ((0, 1), (2, 3)):
+        with RolloutLog(tmp_path) as log:
+            for batch in batches:
+                log.append(batch, batch, [make_group(batch)])
+    (tmp_path / "000000.parquet").write_bytes(b"not looked at")
+    assert last_batch(tmp_path) == 3
 
 
 def test_the_cut_splits_a_file_and_moves_whole_ones(tmp_path: Path, same, make_group) -> None:

@@ -120,6 +120,12 @@ def test_options_that_clash(options: dict, said: str) -> None:
     assert said in str(error.value)
 
 
+@pytest.mark.parametrize("options", [{"eval_path": "b"}, {"eval_rows": 3}, {"columns": {"messages": "m"}}, {"chat": True, "system": "x"}])
+def test_options_with_every_default_written_out_are_the_same_options(options: dict) -> None:
+    resolved = JsonlOptions(path="a", **options)
+    assert JsonlOptions.model_validate(resolved.model_dump(mode="json")) == resolved
+
+
 def test_exact_match(tmp_path: Path) -> None:
     options = JsonlOptions(path=write(tmp_path / "a.jsonl", rows(4)), columns=MAP, eval_rows=1, answer_after="=")
     prompt, scorer = load_task(options).prompt(0), scorer_spec(options).build()
