@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
 
 IMPLEMENTATION = "trimtab_slots"
-# A mapping as attention mask tells the model that masks are made: it then builds none of its own.
-NO_MASK = {"full_attention": None}
 
 
 class Attend(Protocol):
@@ -30,7 +30,7 @@ class Attend(Protocol):
 
 
 def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: None, scaling: float, *, kv: Attend, **_: object
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, _mask: None, scaling: float, *, kv: Attend, **_: object
 ) -> tuple[Tensor, None]:
     layer = module.layer_idx
     assert isinstance(layer, int)
@@ -72,19 +72,28 @@ class SlotCache:
     def __init__(self, model: Qwen2ForCausalLM, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         config = model.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        shape = (config.num_hidden_layers, 2, slots, config.num_key_value_heads, 64, head)
+        self._allocate([config.num_hidden_layers, 2, slots, config.num_key_value_heads, 64, head], dtype, device)
+
+    def _allocate(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> None:
         # Zeros, not garbage: masked positions get probability 0, and 0 * NaN would be NaN.
         self.data = torch.zeros(shape, dtype=dtype, device=device)
+        self.device = device
+        _, _, slots, self.kv_heads, self.capacity, _ = shape
+        # Of each layer, keys and values as [slots * kv_heads, capacity, D] to read and as [places, D] to write ...
+        self.read = [(keys.flatten(0, 1), values.flatten(0, 1)) for keys, values in self.data]
+        self.write = [(keys.flatten(0, 2), values.flatten(0, 2)) for keys, values in self.data]
+        # ... and the first place of each of its rows.
+        self.first = np.arange(slots * self.kv_heads) * self.capacity
+        self.steps = torch.zeros(2 * self.capacity, dtype=dtype, device=device)
+        self.steps[self.capacity :] = float("-inf")
 
     def ensure(self, length: int) -> None:
         """Make room for rows of ``length`` positions."""
-        capacity = self.data.shape[4]
-        if length > capacity:
-            shape = list(self.data.shape)
-            shape[4] = max(length, 2 * capacity)
-            grown = self.data.new_zeros(shape)
-            grown[:, :, :, :, :capacity] = self.data
-            self.data = grown
+        if length > self.capacity:
+            old, shape = self.data, list(self.data.shape)
+            shape[4] = max(length, 2 * self.capacity)
+            self._allocate(shape, old.dtype, old.device)
+            self.data[:, :, :, :, : old.shape[4]] = old
 
     def put(self, slot: int, keys: Tensor) -> None:
         """Write the first positions of a row: ``keys`` is ``[layers, 2, kv_heads, T, D]``."""
@@ -101,22 +110,29 @@ class SlotCache:
 class Decode:
     """One token for each of the first ``n`` rows, the i-th at ``position_n[i]``; reads up to the longest live row."""
 
-    def __init__(self, cache: SlotCache, position_n: Tensor, width: int) -> None:
-        self._data = cache.data
-        self._position_n = position_n
-        self._row_n = torch.arange(len(position_n), device=position_n.device)
-        self._width = width
-        beyond = torch.arange(width, device=position_n.device) > position_n[:, None]
-        self._bias = torch.zeros(beyond.shape, dtype=cache.data.dtype, device=position_n.device).masked_fill_(beyond, float("-inf"))[
-            :, None, None
-        ]
+    def __init__(self, cache: SlotCache, position_n: npt.NDArray[np.int64]) -> None:
+        self._cache, self._width = cache, int(position_n.max()) + 1
+        cache.ensure(self._width)
+        position_h = position_n.repeat(cache.kv_heads)  # of each row and key head
+        self._heads = len(position_h)
+        self._place = torch.from_numpy(cache.first[: self._heads] + position_h).to(cache.device)
+        # The mask of a row is a window of (0, 0, ..., -inf, -inf, ...): the first -inf falls on the position after the row's own.
+        windows = cache.steps.unfold(0, self._width, 1)
+        self._bias = windows[torch.from_numpy(cache.capacity - 1 - position_h).to(cache.device)].unsqueeze(1)
+        # With a single query torch's fused kernel is slower on a CPU than two products; narrow floats need its wide sums.
+        self._fused = cache.data.dtype == torch.bfloat16 or cache.device.type != "cpu"
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        n, kv_heads, _, size = key.shape
-        keys, values = self._data[layer, 0, :n], self._data[layer, 1, :n]
-        keys[self._row_n, :, self._position_n] = key[:, :, 0]
-        values[self._row_n, :, self._position_n] = value[:, :, 0]
+        n, size = query.shape[0], query.shape[3]
+        keys, values = self._cache.write[layer]
+        keys.index_copy_(0, self._place, key.reshape(-1, size))
+        values.index_copy_(0, self._place, value.reshape(-1, size))
+        keys, values = self._cache.read[layer]
+        keys, values = keys[: self._heads, : self._width], values[: self._heads, : self._width]
         # Query heads that share a key head stand where query positions would: no key is repeated.
-        shared = query.reshape(n, kv_heads, -1, size)
-        keys, values = keys[:, :, : self._width], values[:, :, : self._width]
-        return scaled_dot_product_attention(shared, keys, values, attn_mask=self._bias, scale=scale).reshape(n, 1, -1, size)
+        shared = query.reshape(self._heads, -1, size)
+        if self._fused:
+            out = scaled_dot_product_attention(shared, keys, values, attn_mask=self._bias, scale=scale)
+        else:
+            out = torch.bmm(torch.baddbmm(self._bias, shared, keys.mT, alpha=scale).softmax(-1), values)
+        return out.reshape(n, 1, -1, size)

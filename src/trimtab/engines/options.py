@@ -32,4 +32,11 @@ class ScriptedEngineOptions(BaseModel):
     vocabulary: int = Field(16, ge=1, description="the built-in script draws ids uniformly below this number")
 
 
-EngineOptions = Annotated[TorchEngineOptions | ScriptedEngineOptions, Field(discriminator="kind")]
+class LatencyEngineOptions(TorchEngineOptions):
+    """The torch engine with a floor under each decode step, as if it ran on another device: for benchmarks and the laboratory."""
+
+    kind: Literal["latency"] = "latency"  # type: ignore[assignment]
+    step_s: float = Field(gt=0, description="a decode step takes at least this long")
+
+
+EngineOptions = Annotated[TorchEngineOptions | LatencyEngineOptions | ScriptedEngineOptions, Field(discriminator="kind")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,7 @@ from trimtab.engines.protocol import Completion, Request
 from trimtab.records import I32, Kept, Sampling, StopReason
 
 _NO_TOKEN = -1
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(slots=True)
@@ -21,13 +23,8 @@ class Running:
     request: Request
     incarnation: int
     started: float
+    versions: list[tuple[int, int]]  # (tokens made before, version): from that token on, the version samples
     kept: list[I32] = field(default_factory=list)  # one kept set a token, where the distribution is cut
-
-
-def _widen(column: npt.NDArray[np.generic], width: int, fill: int = 0) -> npt.NDArray[np.generic]:
-    wide = np.full((len(column), max(width, 2 * column.shape[1])), fill, column.dtype)
-    wide[:, : column.shape[1]] = column
-    return wide
 
 
 class Rows:
@@ -35,56 +32,74 @@ class Rows:
 
     def __init__(self, slots: int) -> None:
         self.n = 0
-        self.running: list[Running | None] = [None] * slots  # None: finished, the place is free
+        self.cut = 0  # rows whose distribution is cut
+        self.running: list[Running | None] = [None] * slots  # None: the place is free
         self.last = np.zeros(slots, np.int64)  # the next input token ...
         self.position = np.zeros(slots, np.int64)  # ... and its position in the sequence
         self.made = np.zeros(slots, np.int64)  # tokens sampled
         self.limit = np.zeros(slots, np.int64)
-        self.key = np.zeros(slots, np.uint64)
-        self.turn = np.zeros(slots, np.int64)
         self.temperature = np.ones(slots)
-        self.cut = np.zeros(slots, np.bool_)
-        self.stop = np.full((slots, 2), _NO_TOKEN, np.int64)
+        self.stop = np.full((slots, 1), _NO_TOKEN, np.int64)
+        self.uniform = np.zeros((slots, 64))  # one a token
         self.tokens = np.zeros((slots, 64), np.int32)
-        self.logp = np.zeros((slots, 64), np.float64)
-        self.version = np.zeros((slots, 64), np.int32)
-        self._columns = [
-            "running", "last", "position", "made", "limit", "key", "turn", "temperature", "cut", "stop", "tokens", "logp",
-            "version",
-        ]  # fmt: skip
+        self.logp = np.zeros((slots, 64))
+        self._index = np.arange(slots)
 
-    def start(self, row: int, request: Request, incarnation: int) -> None:
+    def start(self, row: int, request: Request, uniform: F64, version: int, incarnation: int) -> None:
         """Put a request at ``row``; its last prompt token is the first input."""
-        if request.max_new_tokens > self.tokens.shape[1]:
-            self.tokens = _widen(self.tokens, request.max_new_tokens)
-            self.logp = _widen(self.logp, request.max_new_tokens)
-            self.version = _widen(self.version, request.max_new_tokens)
-        if len(request.stop_ids) > self.stop.shape[1]:
-            self.stop = _widen(self.stop, len(request.stop_ids), _NO_TOKEN)
-        self.running[row] = Running(request, incarnation, time.time())
+        self._widen(request.max_new_tokens, len(request.stop_ids))
+        self.running[row] = Running(request, incarnation, time.time(), [(0, version)])
+        self.n = max(self.n, row + 1)
+        self.cut += request.sampling.cut
         self.last[row] = request.prompt[-1]
         self.position[row] = len(request.prompt) - 1
         self.made[row] = 0
         self.limit[row] = request.max_new_tokens
-        self.key[row] = request.key
-        self.turn[row] = request.turn
         self.temperature[row] = request.sampling.temperature
-        self.cut[row] = request.sampling.cut
         self.stop[row] = _NO_TOKEN
         self.stop[row, : len(request.stop_ids)] = request.stop_ids
-        self.n = max(self.n, row + 1)
+        self.uniform[row, : len(uniform)] = uniform
+
+    def _widen(self, tokens: int, stops: int) -> None:
+        if tokens > self.tokens.shape[1]:
+            more = ((0, 0), (0, max(tokens, 2 * self.tokens.shape[1]) - self.tokens.shape[1]))
+            self.uniform, self.tokens, self.logp = np.pad(self.uniform, more), np.pad(self.tokens, more), np.pad(self.logp, more)
+        if stops > self.stop.shape[1]:
+            self.stop = np.pad(self.stop, ((0, 0), (0, stops - self.stop.shape[1])), constant_values=_NO_TOKEN)
 
     def drop_last(self, into: int) -> None:
         """Give row ``into`` the contents of the last row, and one row less."""
         self.n -= 1
-        for name in self._columns:
-            column = getattr(self, name)
-            column[into] = column[self.n]
-        self.running[self.n] = None
+        last = self.n
+        for column in (
+            self.last, self.position, self.made, self.limit, self.temperature, self.stop, self.uniform, self.tokens, self.logp
+        ):  # fmt: skip
+            column[into] = column[last]
+        self.running[into] = self.running[last]
+        self.running[last] = None
+
+    def free(self, row: int) -> Running:
+        """Take a row out; its place is free until it is started again or dropped."""
+        running = self.running[row]
+        assert running is not None
+        self.running[row] = None
+        self.cut -= running.request.sampling.cut
+        return running
 
     def samplings(self) -> list[Sampling]:
         """Of the rows in use; every place below ``n`` is taken while a step decodes."""
         return [running.request.sampling for running in self.running[: self.n] if running is not None]
+
+    def draws(self) -> F64:
+        """The uniform of each row's next token."""
+        n = self.n
+        return self.uniform[self._index[:n], self.made[:n]]
+
+    def new_version(self, version: int) -> None:
+        """The next tokens are sampled by ``version``."""
+        for running, made in zip(self.running, self.made, strict=True):
+            if running is not None:
+                running.versions.append((int(made), version))
 
     def record_kept(self, kept_NxV: npt.NDArray[np.bool_]) -> None:
         """Append one kept set to every row whose distribution is cut."""
@@ -92,15 +107,19 @@ class Rows:
             if running is not None and running.request.sampling.cut:
                 running.kept.append(np.flatnonzero(kept).astype(np.int32))
 
-    def record(self, tokens: npt.NDArray[np.int64], logp: npt.NDArray[np.floating], version: int) -> npt.NDArray[np.int64]:
-        """Append one token a row; returns the rows that are finished by it (free places are not in use and never among them)."""
+    def record(self, tokens: npt.NDArray[np.int64], logp: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
+        """Append one token a row; returns the rows that it finishes."""
         n = self.n
-        at = (np.arange(n), self.made[:n])
-        self.tokens[at], self.logp[at], self.version[at] = tokens, logp, version
+        made = self.made[:n]
+        at = (self._index[:n], made)
+        self.tokens[at], self.logp[at] = tokens, logp
         self.last[:n] = tokens
         self.position[:n] += 1
-        self.made[:n] += 1
-        return np.flatnonzero((self.made[:n] >= self.limit[:n]) | (self.stop[:n] == tokens[:, None]).any(1))
+        made += 1
+        finished = made >= self.limit[:n]
+        for stop in self.stop.T:
+            finished |= stop[:n] == tokens
+        return np.flatnonzero(finished)
 
     def sequence(self, row: int) -> I32:
         """The tokens whose keys are in the cache: prompt and response without the last token."""
@@ -109,24 +128,25 @@ class Rows:
         return np.concatenate([running.request.prompt, self.tokens[row, : self.made[row]]])[:-1]
 
     def finish(self, row: int, eos_ids: frozenset[int]) -> Completion:
-        """Take a finished row out; its place is free."""
-        running = self.running[row]
-        assert running is not None
-        self.running[row] = None
-        request, made = running.request, int(self.made[row])
-        last = int(self.last[row])
-        stopped = last in request.stop_ids
+        """Take a finished row out and report it."""
+        running = self.free(row)
+        request, made, last = running.request, int(self.made[row]), int(self.last[row])
+        starts, versions = zip(*running.versions, strict=True)
+        spans = [after - before for before, after in pairwise([*starts, made])]
+        if last in request.stop_ids:
+            stop = StopReason.EOS if last in eos_ids else StopReason.STOP
+        else:
+            stop = StopReason.LENGTH
         kept = None
         if request.sampling.cut:
-            indptr = np.cumsum([0, *map(len, running.kept)], dtype=np.int64)
-            kept = Kept(indptr=indptr, ids=np.concatenate(running.kept))
+            kept = Kept(indptr=np.cumsum([0, *map(len, running.kept)], dtype=np.int64), ids=np.concatenate(running.kept))
         return Completion(
             id=request.id,
             tokens=self.tokens[row, :made].copy(),
             logp=self.logp[row, :made].astype(np.float32),
-            versions=self.version[row, :made].copy(),
+            versions=np.array(versions, np.int32).repeat(spans),
             incarnation=running.incarnation,
-            stop=(StopReason.EOS if last in eos_ids else StopReason.STOP) if stopped else StopReason.LENGTH,
+            stop=stop,
             started=running.started,
             finished=time.time(),
             kept=kept,

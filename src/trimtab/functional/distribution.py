@@ -15,10 +15,9 @@ take the first id whose cumulative mass exceeds ``u`` times the total::
 
     mass = logp.double().exp()
     cdf = mass.cumsum(-1)
-    token = first id with  mass > 0  and  cdf > u * cdf[-1]
+    token = first id with  mass > 0  and  cdf > u * (cdf[-1] * (1 - 2**-52))
 
-Because ``u < 1``, a token of zero mass is never taken; where rounding makes ``u * total`` equal to the total, the last token with
-mass is.
+The last factor keeps the threshold below the total whatever the rounding, so that there always is such an id.
 """
 
 from __future__ import annotations
@@ -43,6 +42,9 @@ def check_sampling(sampling: Sampling, vocabulary: int) -> None:
         raise TrimtabError.field("top_k", sampling.top_k, "give the number of tokens kept, or 0 to keep all")
     if sampling.allowed is not None and not (sampling.allowed and min(sampling.allowed) >= 0 and max(sampling.allowed) < vocabulary):
         raise TrimtabError.field("allowed", sampling.allowed, f"give at least one token id, all within the vocabulary of {vocabulary}")
+
+
+_BELOW_ONE = 1.0 - 2.0**-52  # so that rounding of u * total never reaches the total
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +108,14 @@ def log_probs(z_NxV: Tensor, kept_NxV: Tensor | None = None) -> Tensor:
 def sample(logp_NxV: Tensor, u_N: Tensor) -> Tensor:
     """Tokens by inverse CDF (see the module's text), int64 ``N``. ``u_N``: float64 uniforms in [0, 1)."""
     mass = logp_NxV.double().exp()
-    # Zeroed where there is no mass, the cumulative sum exceeds no threshold there.
-    cdf = mass.cumsum(-1).where(mass > 0, 0.0)
-    total = cdf.amax(-1)
-    threshold = torch.minimum(u_N * total, total.nextafter(total.new_zeros(())))
-    return (cdf > threshold.unsqueeze(-1)).to(torch.uint8).argmax(-1)
+    cdf = mass.cumsum(-1)
+    total = cdf[..., -1]
+    if cdf.device.type != "cpu":
+        # A parallel scan may round one sum above or below its neighbor: let no token without mass be found.
+        cdf = cdf.where(mass > 0, 0.0)
+        total = cdf.amax(-1)
+    threshold = u_N * (total * _BELOW_ONE)
+    return (cdf > threshold.unsqueeze(-1)).view(torch.uint8).argmax(-1)
 
 
 def ragged(kept_NxV: Tensor) -> Kept:
