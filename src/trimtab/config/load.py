@@ -89,7 +89,7 @@ def load(source: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 def _sentence(first: ErrorDetails) -> TrimtabError:
     # Discriminator values and validator names are steps of pydantic's path, not of the user's file.
-    kinds = {"torch", "scripted", "lockstep", "local", "reasoning_gym", "jsonl", "constant", "wsd"}
+    kinds = {"torch", "latency", "scripted", "lockstep", "local", "reasoning_gym", "jsonl", "constant", "wsd"}
     where = [str(part) for part in first["loc"] if str(part) not in kinds]
     name = ".".join(where) or "config"
     if first["type"] == "extra_forbidden":

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from trimtab.engines.options import ScriptedEngineOptions, TorchEngineOptions
+from trimtab.engines.latency import LatencyEngine
+from trimtab.engines.options import LatencyEngineOptions, ScriptedEngineOptions, TorchEngineOptions
 from trimtab.engines.protocol import Engine
 from trimtab.records import TrimtabError
 from trimtab.rollout.collector import Collector
@@ -73,7 +74,8 @@ def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOpti
     if isinstance(options, TorchEngineOptions):
         from trimtab.engines.torch_engine import TorchEngine
 
-        return TorchEngine(policy, options)
+        engine = TorchEngine(policy, options)
+        return LatencyEngine(engine, options.step_s) if isinstance(options, LatencyEngineOptions) else engine
     from trimtab.engines.scripted import ScriptedEngine
 
     return ScriptedEngine(options)
