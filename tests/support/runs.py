@@ -1,0 +1,96 @@
+"""Whole runs on a tiny model: a JSONL task of sums, a reward that a random policy can find, and what a run left in its folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from torch import Tensor
+
+from support.tiny import tiny_folder
+from trimtab.config.load import validate
+from trimtab.config.run import RunConfig
+from trimtab.engines.digest import weights_digest
+from trimtab.records import Json, Rollout
+from trimtab.report.summary import Summary
+from trimtab.runtime.run import start
+from trimtab.store import checkpoint, rollout_log
+from trimtab.telemetry.events import Event
+from trimtab.telemetry.metrics import BatchRecord
+
+GROUPS, MEMBERS, NEW_TOKENS, LR = 8, 8, 12, 5e-4
+
+
+def questions(n: int = 100) -> list[str]:
+    """Prompts of one to seven characters."""
+    return [f"{i}+{i * i % 13}=" if i % 3 else f"{i}=" for i in range(n)]
+
+
+def config(folder: Path, methods: Sequence[Json], **tables: Mapping[str, Json]) -> RunConfig:
+    """A run of the tiny model made in ``folder``; ``tables`` are laid over the configuration, key by key, two levels deep."""
+    if not (folder / "model").exists():
+        tiny_folder(folder / "model")
+        (folder / "train.jsonl").write_text("".join(json.dumps({"prompt": q, "answer": ""}) + "\n" for q in questions()))
+        (folder / "eval.jsonl").write_text("".join(json.dumps({"prompt": f"{q[:-1]}-2=", "answer": ""}) + "\n" for q in questions(8)))
+    table: dict[str, Json] = {
+        "model": str(folder / "model"),
+        "methods": list(methods),
+        "task": {
+            "kind": "jsonl",
+            "path": str(folder / "train.jsonl"),
+            "eval_path": str(folder / "eval.jsonl"),
+            "reward": "support.rewards:digit",
+        },
+        "rollout": {"max_new_tokens": NEW_TOKENS, "prompts_per_batch": GROUPS, "group_size": MEMBERS},
+        "learner": {"optimizer": {"lr": LR}},
+        "eval": {"prompts": 8},
+    }
+    for name, changes in tables.items():
+        table[name] = cast("dict[str, Json]", table.get(name, {})) | dict(changes)
+    return validate(table)
+
+
+class Silent:
+    """An observer that remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.records: list[BatchRecord] = []
+
+    def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        self.records.append(record)
+
+    def event(self, event: Event) -> None: ...
+
+    def evaluated(self, batch: int, accuracy: float) -> None: ...
+
+
+def train(run: RunConfig, path: Path) -> Summary:
+    return start(run, path, Silent())
+
+
+def weights_after(path: Path, batches: int) -> dict[str, Tensor]:
+    """The weights after so many consumed batches, from the checkpoint made then."""
+    return cast("dict[str, Tensor]", checkpoint.load(path / "checkpoints", batches)["model"])
+
+
+def digest_after(path: Path, batches: int) -> str:
+    return weights_digest(weights_after(path, batches))
+
+
+def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
+    """Largest difference of two sets of weights."""
+    assert a.keys() == b.keys()
+    return max(float((a[name] - b[name]).abs().max()) for name in a)
+
+
+def trained(path: Path) -> dict[tuple[int, int, int], Rollout]:
+    """Every rollout trained on, by (epoch, index, member)."""
+    groups = [g for entry in rollout_log.read(path / "rollouts") if entry.trained for g in entry.groups]
+    return {(g.slot.epoch, g.slot.index, r.member): r for g in groups for r in g.rollouts}
+
+
+def tokens(path: Path) -> dict[tuple[int, int, int], list[int]]:
+    """The token ids of every rollout trained on."""
+    return {key: r.segments[0].tokens.tolist() for key, r in trained(path).items()}
