@@ -11,7 +11,7 @@ import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 
@@ -38,6 +38,7 @@ class Policy:
     @classmethod
     def of(cls, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Policy:
         """Read the special tokens off a model and its tokenizer (generation config, config and tokenizer may each name EOS ids)."""
+        check_config({**model.config.to_dict(), "architectures": [type(model).__name__]}, "model")
         eos: list[int] = []
         for named in (getattr(model.generation_config, "eos_token_id", None), model.config.eos_token_id, tokenizer.eos_token_id):
             eos += [] if named is None else [named] if isinstance(named, int) else list(named)
@@ -66,11 +67,13 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
 
     tokenizer = load_tokenizer(folder)
     try:
-        model, info = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, output_loading_info=True)
+        # The stub of from_pretrained does not know that it returns a pair here.
+        loaded: object = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, output_loading_info=True)
     except RuntimeError as error:  # transformers reports tensors of another shape this way
         raise TrimtabError(
             f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0]}); export the model again"
         ) from error
+    model, info = cast("tuple[Qwen2ForCausalLM, dict[str, list[str]]]", loaded)
     if info["missing_keys"]:
         raise TrimtabError(f"{folder}: the weights lack the tensor {min(info['missing_keys'])}; export the model again")
     for name, parameter in model.named_parameters():
@@ -80,7 +83,7 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
         raise TrimtabError(
             f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}; they do not match"
         )
-    return Policy.of(model.to(device).eval(), tokenizer)
+    return Policy.of(model.eval().to(device), tokenizer)
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
@@ -116,7 +119,7 @@ def check_folder(folder: Path) -> None:
 
 
 def check_config(config: dict[str, Json], where: str) -> None:
-    """Refuse an architecture, a dropout or a sliding window the engine and the learner do not handle, by name."""
+    """Refuse an architecture, a dropout, a sliding window or a rotary embedding that engine and learner do not handle, by name."""
     architectures = config.get("architectures")
     if architectures != [ARCHITECTURE]:
         raise TrimtabError(
@@ -128,6 +131,10 @@ def check_config(config: dict[str, Json], where: str) -> None:
     layer_types = config.get("layer_types")
     if config.get("use_sliding_window") or (isinstance(layer_types, list) and "sliding_attention" in layer_types):
         raise TrimtabError(f"{where}: sliding-window attention is not supported; set use_sliding_window = false in config.json")
+    rope = config.get("rope_parameters") or config.get("rope_scaling")
+    kind = (rope.get("rope_type") or rope.get("type")) if isinstance(rope, dict) else None
+    if kind in ("dynamic", "longrope"):
+        raise TrimtabError(f"{where}: rope_type = {kind!r} makes a token's log-prob depend on the other rows of its batch; use a fixed one")
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -72,7 +72,8 @@ class SlotCache:
     def __init__(self, model: Qwen2ForCausalLM, slots: int, dtype: torch.dtype, device: torch.device) -> None:
         config = model.config
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        self._allocate([config.num_hidden_layers, 2, slots, config.num_key_value_heads, 64, head], dtype, device)
+        kv_heads = config.num_key_value_heads or config.num_attention_heads
+        self._allocate([config.num_hidden_layers, 2, slots, kv_heads, 64, head], dtype, device)
 
     def _allocate(self, shape: list[int], dtype: torch.dtype, device: torch.device) -> None:
         # Zeros, not garbage: masked positions get probability 0, and 0 * NaN would be NaN.

@@ -52,7 +52,7 @@ class TorchEngine:
         kv.install(model)
         self._eos_ids = frozenset(policy.eos_ids)
         self._context = min(policy.context, options.max_context or policy.context)
-        self._forward = Forward(model, self._context)
+        self._forward = Forward(model, policy.context)
         self._weights = ServedWeights(model, version, incarnation)
         self._cache = kv.SlotCache(model, options.slots, dtype, self._device)
         self._rows = Rows(options.slots)
@@ -102,7 +102,7 @@ class TorchEngine:
             raise TrimtabError.field("max_new_tokens", new, "ask for at least one token")
         if prompt + new > self._context:
             raise TrimtabError(
-                f"prompt of {prompt} tokens + max_new_tokens = {new} exceed the context of {self._context}; shorten the prompt or the response"
+                f"prompt of {prompt} tokens + max_new_tokens = {new} exceed the context of {self._context}; shorten one of them"
             )
         self._waiting.add(request)
 

@@ -104,7 +104,7 @@ def _engine(policy: Policy, requests: list[Request]) -> None:
     engine = TorchEngine(policy, TorchEngineOptions(slots=SLOTS))
     for request in requests:
         engine.submit(request)
-    lengths = {}
+    lengths: dict[int, int] = {}
     while len(lengths) < len(requests):
         lengths.update((done.id, len(done.logp)) for done in engine.step())
     _check(lengths, requests)
@@ -114,7 +114,7 @@ def _engine(policy: Policy, requests: list[Request]) -> None:
 def _generate(model: Qwen2ForCausalLM, requests: list[Request]) -> None:
     from transformers import GenerationConfig
 
-    lengths = {}
+    lengths: dict[int, int] = {}
     for at in range(0, len(requests), SLOTS):
         batch = requests[at : at + SLOTS]
         width = max(len(r.prompt) for r in batch)
@@ -134,8 +134,9 @@ def _generate(model: Qwen2ForCausalLM, requests: list[Request]) -> None:
             return_dict_in_generate=True,
         )
         out = model.generate(ids, attention_mask=mask, generation_config=settings)
-        logp = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)
-        lengths.update((r.id, logp[row, : r.max_new_tokens].isfinite().sum().item()) for row, r in enumerate(batch))
+        # log_softmax of every step's scores, gathered at the sampled tokens
+        logp = model.compute_transition_scores(out.sequences, out.scores, normalize_logits=True)  # type: ignore[misc]
+        lengths.update((r.id, int(logp[row, : r.max_new_tokens].isfinite().sum())) for row, r in enumerate(batch))
     _check(lengths, requests)
 
 
