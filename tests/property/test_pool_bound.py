@@ -21,7 +21,7 @@ from trimtab.methods.protocol import Reject, Selection
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
-from trimtab.pool.results import Fate, Finished, Formed, Ticket, Waiting
+from trimtab.pool.results import BlockedBy, Fate, Finished, Formed, Ticket, Waiting
 from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason
 
 SIZE = 4  # groups a batch
@@ -97,15 +97,17 @@ class World:
         self.at(self.swap_delay(), self.swap, worker)
 
     def admit(self, worker):
+        """False where no other worker would be given a group either."""
         while worker.busy < worker.places:
             ticket = self.pool.admit(worker.name, worker.held, self.now)
             if not isinstance(ticket, Ticket):
-                return
+                return ticket.by in (BlockedBy.LAG, BlockedBy.BEHIND)
             assert ticket.held == worker.held
             self.charges[ticket.slot] = ticket.held
             worker.busy += 1
             self.check()
             self.at(self.rng.expovariate(2.0), self.start, worker, worker.life, self.incarnation, ticket)
+        return True
 
     def start(self, worker, life, incarnation, ticket):
         """The first token: its version is the one now held, which is no older than the one charged."""
@@ -171,11 +173,11 @@ class World:
             for group, aged in zip(batch.groups, formed.ages, strict=True):
                 ages = [batch.version - int(v) for r in group.rollouts for v in r.versions()]
                 assert aged.oldest == max(ages)
-                assert aged.generation + aged.waiting == pytest.approx(np.mean(ages))
+                assert aged.generation + aged.waiting == pytest.approx(sum(ages) / len(ages))
                 assert aged.waiting >= 0
                 assert aged.generation >= 0
                 self.ages.append(max(ages))
-                self.mean_ages.append(float(np.mean(ages)))
+                self.mean_ages.append(sum(ages) / len(ages))
                 self.trained.append(group.slot)
                 del self.charges[group.slot]
             for gone in formed.let_go:
@@ -232,7 +234,8 @@ class World:
         left = limit * max(self.batches, 1)
         while not self.form():
             for worker in self.rng.sample(self.workers, len(self.workers)):
-                self.admit(worker)
+                if not self.admit(worker):
+                    break
             moved = False
             while not moved:  # a first token gives nobody a reason to ask again
                 assert left, self.pool.facts(self.now).waits

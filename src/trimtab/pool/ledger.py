@@ -205,8 +205,8 @@ class Ledger:
     def _check(self) -> None:
         terminal = sum(self._count[s] for s in _LETTER)
         live = sum(self._count[s] for s in LIVE)
-        if live != len(self._live) or self._admitted != terminal + len(self._live):
-            raise RuntimeError(f"ledger broken: {self._admitted} admitted != {terminal} terminal + {len(self._live)} outstanding ({live})")
+        if not live == len(self._live) == self._admitted - terminal:
+            raise RuntimeError(f"ledger broken: {self._admitted} admitted, {terminal} terminal, {live} live, {len(self._live)} outstanding")
 
     # ---------------------------------------------------------------------------------------------------------- checkpoint
 

@@ -286,3 +286,20 @@ def test_free_counts_what_admit_gives(make_pool, admit_all, deliver, lag):
     pool.lost("w")
     assert pool.free() == 0  # these slots are in line, new ones have no place
     assert all(isinstance(pool.admit("v", 0, 0.0), Ticket) for _ in range(free))
+
+
+def test_free_asks_what_the_worker_holds(make_pool, admit_all, deliver):
+    pool = make_pool(max_lag=1)
+    (a, b, c, d), _ = admit_all(pool)
+    for ticket in (a, b):
+        deliver(pool, ticket)
+    pool.form()
+    pool.consumed(1)
+    deliver(pool, c)
+    pool.lost("w")
+    assert (pool.free(0), pool.free(1)) == (0, 2)  # version 0 has two places: c has one, d's is kept for it
+    assert pool.admit("w", 1, 0.0).slot == d.slot
+    assert pool.free(0) == 1
+    assert deliver(pool, pool.admit("w", 0, 0.0)).fate is Fate.WAITING
+    pool.form()
+    assert (pool.free(0), pool.free(1)) == (0, 1)  # the batch of version 1 is taken

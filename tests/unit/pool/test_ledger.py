@@ -85,6 +85,14 @@ def test_a_group_older_than_its_charge_is_refused():
     assert ledger[S].state is SlotState.RUNNING
 
 
+def test_a_slot_that_vanishes_is_noticed_at_the_next_transition():
+    ledger = ledger_at(SlotState.RUNNING)
+    ledger.admit(Slot(0, 1), 0)
+    del ledger._live[S]
+    with pytest.raises(RuntimeError, match="2 admitted, 0 terminal, 2 live, 1 outstanding"):
+        ledger.run(Slot(0, 1), "w", 0, 0.0)
+
+
 def test_reasons_are_counted():
     ledger = Ledger()
     for i in range(3):
