@@ -36,19 +36,24 @@ def _inverse(std: Tensor, eps: float) -> Tensor:
     return torch.where(std <= STD_FLOOR, torch.zeros_like(std), 1.0 / (std + eps))
 
 
-def reward_scale(reward_R: Tensor, group_R: Tensor, groups: int, std: Scale = "group") -> Tensor:
+def unbiased_std(x_R: Tensor) -> Tensor:
+    """Standard deviation with n - 1, float64; 0 for fewer than two values."""
+    return x_R.double().std() if x_R.numel() > 1 else x_R.new_zeros((), dtype=torch.float64)
+
+
+def reward_scale(reward_R: Tensor, group_R: Tensor, groups: int, std: Scale = "group", batch_std: float | None = None) -> Tensor:
     """Factor 1/sigma per rollout, _R; exactly 0 where sigma <= 1e-8 (all rewards equal, or a group of one).
 
     ``group``       1 / (unbiased std of the group + 1e-6); what the measured regime used
     ``population``  1 / population std of the group, no epsilon (VCPO's released code)
-    ``batch``       1 / (unbiased std of all rollouts + 1e-6)
+    ``batch``       1 / (unbiased std of all rollouts + 1e-6); ``batch_std`` is that std where ``reward_R`` holds a part of them
     ``none``        1
     """
     r = reward_R.double()
     if std == "none":
         return torch.ones_like(r)
     if std == "batch":
-        spread = r.std() if r.numel() > 1 else r.new_zeros(())
+        spread = unbiased_std(r) if batch_std is None else r.new_tensor(batch_std)
         return _inverse(spread, STD_EPS).expand_as(r)
     deviation2_R = (r - group_mean(r, group_R, groups)[group_R]).square()
     count_G = _count_G(group_R, groups)

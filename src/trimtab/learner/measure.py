@@ -9,7 +9,8 @@ import numpy as np
 import torch
 
 from trimtab import functional as F
-from trimtab.learner.update import Seen, UpdateResult
+from trimtab.learner.micro import Seen
+from trimtab.learner.update import UpdateResult
 from trimtab.records import Batch, Outcome, StopReason
 from trimtab.telemetry.metrics import Metrics
 

@@ -17,7 +17,7 @@ def schedule_factor(options: ConstantOptions | WSDOptions, applied: int) -> floa
     if isinstance(options, ConstantOptions):
         return 1.0
     past = applied - options.warmup - options.stable
-    if past < 0:
+    if past < 0 or options.decay == 0:
         return 1.0
     if past >= options.decay:
         return options.floor
@@ -83,4 +83,4 @@ class ScheduledAdamW:
             raise ValueError("optimizer state has another number of parameters than the model")
         self.applied = int(str(state["applied"]))
         for p, kept in zip(self.parameters, moments, strict=True):
-            self._adamw.state[p] = {k: v.clone() for k, v in kept.items()}
+            self._adamw.state[p] = {k: v.to(p.device, copy=True) for k, v in kept.items()}

@@ -30,7 +30,7 @@ class ConstantOptions(_Options):
 
 
 class WSDOptions(_Options):
-    """Warmup-stable-decay: linear up over ``warmup``, constant for ``stable``, linear down to ``floor`` over ``decay`` steps."""
+    """Warmup-stable-decay: linear up over ``warmup``, constant for ``stable``, linear down to ``floor`` over ``decay`` steps (0: never)."""
 
     kind: Literal["wsd"]
     warmup: int = Field(0, ge=0)

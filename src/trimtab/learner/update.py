@@ -16,26 +16,16 @@ import torch
 from torch import Tensor
 
 from trimtab.learner.gradient import ActorGradient, CosineSketch
-from trimtab.learner.micro import Micro, plan_micros
+from trimtab.learner.micro import Micro, Seen, collect, plan_micros
 from trimtab.learner.optimizer import ScheduledAdamW
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel, Pass
-from trimtab.learner.views import drop_invalid, make_view, totals_of
+from trimtab.learner.views import drop_invalid, join, make_view, totals_of
 from trimtab.methods.chain import Chain
 from trimtab.methods.protocol import Credit, Need, Notes, Point, Refuse, Skip, StepResult, StepView, View, Weighing
 from trimtab.records import Batch, Group
 from trimtab.telemetry.clock import Clock
-
-
-@dataclass(slots=True)
-class Seen:
-    """What an update saw, for the metrics: token and rollout columns in the order of the update's rollouts."""
-
-    log_ratio_N: np.ndarray
-    age_N: np.ndarray
-    log_ratio_R: np.ndarray
-    entropy_N: np.ndarray | None = None
 
 
 @dataclass(slots=True, kw_only=True)
@@ -72,6 +62,7 @@ class Learner:
         self._norms = Need.SEQ_NORMS in chain.needs
         self._vocab = options.entropy or Need.VOCAB in chain.needs
         self._silent = owner.silent and not chain.at(Point.SHAPE)
+        self._dtype = torch.promote_types(model.dtype, torch.float32)  # of log-probs, weights and coefficients
 
     # ------------------------------------------------------------------------------------------------ a batch
     def train(self, batch: Batch, *, lag_zero: bool = False) -> list[UpdateResult]:
@@ -115,10 +106,12 @@ class Learner:
     def _accumulate(self, groups: Sequence[Group], batch: Batch, mini_step: int, notes: Notes, result: UpdateResult) -> bool:
         """Add the update's gradient to ``.grad``; False where every coefficient was exactly zero."""
         totals = totals_of(groups, self._max_length)
+        if not totals.tokens:
+            raise Refused("no valid action token")
         with self.clock.span("pack"):
             micros = plan_micros(groups, self.options.micro_tokens, silent=self._silent)
             for micro in micros:
-                micro.packed = pack(micro.rollouts, device=self.model.device, dtype=self.model.dtype)
+                micro.packed = pack(micro.rollouts, device=self.model.device, dtype=self._dtype)
                 micro.view = make_view(
                     micro.packed,
                     micro.rollouts,
@@ -129,7 +122,7 @@ class Learner:
                     mini_step=mini_step,
                     recorder=notes,
                     device=self.model.device,
-                    dtype=self.model.dtype,
+                    dtype=self._dtype,
                 )
         live = [m for m in micros if m.live]
         split = any(not m.whole for m in live)
@@ -143,7 +136,7 @@ class Learner:
                 p = self.model.forward(micro.packed, norms=self._norms and not split, vocab=self._vocab)
             self._observe(micro, p)
             signal |= self._backward(micro, p, early.get(id(micro)), split)
-        result.seen = _collect(micros)
+        result.seen = collect(micros)
         if not np.isfinite(result.seen.log_ratio_R).all():
             raise Refused("non-finite sequence log-ratio")
         return signal
@@ -169,17 +162,25 @@ class Learner:
             return {}
         if self._norms or Need.SCORE in self.chain.needs:
             for micro in live:
-                with self.clock.span("forward"):
+                with self.clock.span("forward"), torch.set_grad_enabled(self._norms):
                     p = self.model.forward(micro.packed, norms=self._norms, vocab=self._vocab)
                 self._observe(micro, p)
                 if self._norms:
                     w = self.chain.weigh(micro.view)
                     micro.view.norm2_R = self._measure(micro, p, w)[0]
-        whole = _join([m.view for m in live])
+        whole = join([m.view for m in live])
+        self._shape(whole)
         w = self.chain.weigh(whole) if whole.current_N is not None else Weighing(whole.score_R.new_zeros(whole.score_R.shape[0]))
         advantage_R = _advantage(self.chain.credit(whole, w))
         ends = np.cumsum([m.view.score_R.shape[0] for m in live])
         return {id(m): advantage_R[end - m.view.score_R.shape[0] : end] for m, end in zip(live, ends.tolist(), strict=True)}
+
+    def _shape(self, view: View) -> None:
+        """Add what the methods of the shape point say to the rewards that credit reads."""
+        added_N = self.chain.shape(view)
+        if added_N is not None:
+            view.reward_N = added_N if view.reward_N is None else view.reward_N + added_N
+            view.reward_R = view.reward_R + view.sum_R(added_N.double())
 
     def _measure(self, micro: Micro, p: Pass, w: Weighing) -> tuple[Tensor, Tensor]:
         """(norm2_R of the unit coefficient, q_N)."""
@@ -193,6 +194,8 @@ class Learner:
         view = micro.view
         with self.clock.span("methods"):
             w = self.chain.weigh(view)
+        if early_R is None:
+            self._shape(view)
         q_N: Tensor | None = None
         if self._norms and not split:
             view.norm2_R, q_N = self._measure(micro, p, w)
@@ -209,7 +212,7 @@ class Learner:
             else:
                 c_R = _per_rollout(view, d_N, q_N)
                 gap = (d_N - view.token(c_R).to(d_N.dtype) * q_N).abs().max()
-                if float(gap) > 1e-5 * float(d_N.abs().max()):
+                if float(gap) > 1e-5 * float(d_N.abs().max()) + torch.finfo(d_N.dtype).tiny:
                     raise RuntimeError(
                         "the objective is not linear in a rollout-constant advantage and weight; OPOB cannot re-weight its gradient"
                     )
@@ -286,33 +289,3 @@ def _per_rollout(view: View, x_N: Tensor, q_N: Tensor) -> Tensor:
     q, x = q_N.double(), x_N.double()
     den = view.sum_R(q * q)
     return torch.where(den > 0, view.sum_R(q * x) / den.where(den > 0, torch.ones_like(den)), torch.zeros_like(den))
-
-
-def _join(views: Sequence[View]) -> View:
-    """One view over consecutive micro-batches of an update."""
-    if len(views) == 1:
-        return views[0]
-    first = views[0]
-    offsets = np.cumsum([0, *[v.score_R.shape[0] for v in views]])
-    columns: dict[str, Tensor | None] = {}
-    for name in vars(first):
-        if name.endswith(("_N", "_R")):
-            parts = [getattr(v, name) for v in views]
-            columns[name] = None if any(x is None for x in parts) else torch.cat(parts)
-    columns["rollout_N"] = torch.cat([v.rollout_N + int(o) for v, o in zip(views, offsets, strict=False)])
-    joined = {**vars(first), **columns}
-    return View(**joined)
-
-
-def _collect(micros: Sequence[Micro]) -> Seen:
-    """The update's columns in the order of its rollouts, whatever the split was."""
-    order = np.argsort(np.concatenate([m.index_R for m in micros]), kind="stable")
-    per_rollout = [x for m in micros for x in m.view.log_ratio_R.cpu().numpy()]
-    tokens = [m.view.log_ratio_N.double().cpu().numpy() for m in micros]
-    entropy = [m.view.entropy_N for m in micros if m.view.entropy_N is not None]
-    return Seen(
-        log_ratio_N=np.concatenate(tokens),
-        age_N=np.concatenate([m.view.age_N.cpu().numpy() for m in micros]),
-        log_ratio_R=np.asarray(per_rollout, dtype=np.float64)[order],
-        entropy_N=torch.cat(entropy).cpu().numpy() if entropy else None,
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -54,10 +54,21 @@ def _without(segment: Segment, bad: np.ndarray) -> Segment:
     )
 
 
+def rewards(rollouts: Iterable[Rollout]) -> np.ndarray:
+    """What credit is assigned by: the shaped reward, or the score where nothing shaped it."""
+    return np.array([r.score if r.reward is None else r.reward for r in rollouts], dtype=np.float64)
+
+
 def totals_of(groups: Sequence[Group], max_length: int) -> Totals:
     """The denominators of one update."""
     rollouts = [r for g in groups for r in g.rollouts]
-    return Totals(rollouts=len(rollouts), tokens=sum(r.actions for r in rollouts), groups=len(groups), max_length=max_length)
+    return Totals(
+        rollouts=len(rollouts),
+        tokens=sum(r.actions for r in rollouts),
+        groups=len(groups),
+        max_length=max_length,
+        reward_std=float(F.advantages.unbiased_std(torch.from_numpy(rewards(rollouts)))),
+    )
 
 
 def make_view(
@@ -91,7 +102,7 @@ def make_view(
         scale_N=scale_N.to(dtype),
         reward_N=packed.reward_N,
         score_R=floats([r.score for r in rollouts]),
-        reward_R=floats([r.score if r.reward is None else r.reward for r in rollouts]),
+        reward_R=torch.from_numpy(rewards(rollouts)).to(device),
         length_R=length_R,
         group_R=torch.tensor(group_R, dtype=torch.int64, device=device),
         terminated_R=torch.tensor([r.stop is not StopReason.LENGTH for r in rollouts], device=device),
@@ -100,3 +111,17 @@ def make_view(
         mini_step=mini_step,
         recorder=recorder,
     )
+
+
+def join(views: Sequence[View]) -> View:
+    """One view over consecutive micro-batches of an update."""
+    if len(views) == 1:
+        return views[0]
+    offsets = np.cumsum([0, *[v.score_R.shape[0] for v in views]])
+    columns: dict[str, Tensor | None] = {}
+    for name in vars(views[0]):
+        if name.endswith(("_N", "_R")):
+            parts = [getattr(v, name) for v in views]
+            columns[name] = None if any(x is None for x in parts) else torch.cat(parts)
+    columns["rollout_N"] = torch.cat([v.rollout_N + int(o) for v, o in zip(views, offsets, strict=False)])
+    return View(**{**vars(views[0]), **columns})

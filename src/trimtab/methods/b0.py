@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trimtab import functional as F
-from trimtab.methods.grpo import StdOptions
+from trimtab.methods.grpo import StdOptions, inverse_std
 from trimtab.methods.protocol import Credit, Method, Point, Status, View, Weighing
 
 if TYPE_CHECKING:
@@ -31,4 +30,4 @@ class NoBaseline(Method):
         self.silent = self.options.std in ("group", "population")
 
     def credit(self, view: View, w: Weighing) -> Credit:
-        return Credit(F.advantages.b0(view.reward_R, view.group_R, view.groups, self.options.std))
+        return Credit(view.reward_R * inverse_std(view, self.options.std))

@@ -129,7 +129,8 @@ class Chain:
             if not clash:
                 continue
             if old.origin == "" or old.origin == new.origin:
-                raise TrimtabError.field("methods", [old.method.name, new.method.name], f"both {clash}; keep one of them")
+                after = f", or write {old.method.name} after {new.origin} to replace its {new.method.name}" if new.origin else ""
+                raise TrimtabError.field("methods", [old.method.name, new.method.name], f"both {clash}; keep one of them{after}")
             self.members.remove(old)
             self.said.append(f"{new.method.name} replaces {old.method.name} of {old.origin}: both {clash}")
         self.members.append(new)
@@ -144,15 +145,16 @@ class Chain:
     def _check(self) -> None:
         s = self.setting
         corrected = {ratio for m in self.methods for ratio in m.corrects}
-        if s.asynchronous and Ratio.CURRENT_BEHAVIOR not in corrected and not any(m.name == "none" for m in self.methods):
+        if s.asynchronous and Ratio.CURRENT_BEHAVIOR not in corrected and not any(m.uncorrected for m in self.methods):
             listed = [m.method.name for m in self.members if m.origin != "default"]
             raise TrimtabError.field(
                 "methods", listed, 'nothing corrects for stale rollouts; add a weigh method such as "seq_tis", or "none" to consent to none'
             )
-        if s.cut and not s.reports_kept and corrected:
+        readers = [m.name for m in self.methods if m.corrects or m.reads_ratios]
+        if s.cut and not s.reports_kept and readers:
             raise TrimtabError(
-                "rollout.sampling cuts the distribution (top_p < 1, top_k > 0 or allowed tokens) and this engine cannot report the kept "
-                "set, so ratios would be wrong; use top_p = 1 and top_k = 0, or an engine that reports kept sets"
+                f"rollout.top_p < 1 or rollout.top_k > 0 cuts the distribution and this engine cannot report the kept sets, so the ratios "
+                f"of {', '.join(readers)} would be wrong; use top_p = 1 and top_k = 0, or an engine that reports kept sets"
             )
         for m in self.methods:
             if s.group_size < m.min_group:
@@ -239,8 +241,10 @@ class Chain:
             verdict = cast(StepControls, m).step(s)
             if isinstance(verdict, Refuse):
                 refused = refused or Refuse(f"{m.name}: {verdict.reason}")
-            else:
+            elif 0.0 < verdict <= 1.0:
                 total *= verdict
+            else:  # NaN included: a broken statistic must not become a step
+                refused = refused or Refuse(f"{m.name}: multiplier {verdict} is outside (0, 1]")
         return refused or total
 
     def after(self, result: StepResult) -> None:
@@ -269,4 +273,6 @@ def _clash(a: Method, b: Method) -> str:
     ratio = a.corrects & b.corrects
     if ratio:
         return f"correct the {next(iter(ratio)).value} ratio"
+    if (a.uncorrected and b.corrects) or (b.uncorrected and a.corrects):
+        return "say what to do about stale rollouts"
     return ""

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from trimtab import functional as F
 from trimtab.methods.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class StdOptions(MethodOptions):
     """One rule for every arm of a comparison: ``group`` = unbiased std + 1e-6, scale 0 where std <= 1e-8."""
 
     std: Literal["group", "population", "batch", "none"] = "group"
+
+
+def inverse_std(view: View, std: Literal["group", "population", "batch", "none"]) -> Tensor:
+    """1/sigma of each rollout's advantage, _R; with ``batch`` over all rollouts of the update, also where the view holds a part of them."""
+    return F.advantages.reward_scale(view.reward_R, view.group_R, view.groups, std, view.totals.reward_std)
 
 
 class GRPO(Method):
@@ -28,4 +36,4 @@ class GRPO(Method):
     min_group = 2
 
     def credit(self, view: View, w: Weighing) -> Credit:
-        return Credit(F.advantages.grpo(view.reward_R, view.group_R, view.groups, self.options.std))
+        return Credit(F.advantages.dr_grpo(view.reward_R, view.group_R, view.groups) * inverse_std(view, self.options.std))

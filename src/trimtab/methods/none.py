@@ -15,6 +15,7 @@ class Uncorrected(Method):
     status = Status.CONTROL
     summary = "no importance correction: weight 1 everywhere"
     formula = "w = 1"
+    uncorrected = True
     level: Literal["token", "sequence"] | None = "sequence"
 
     def weigh(self, view: View) -> Weighing:

@@ -179,6 +179,7 @@ class Totals:
     tokens: int
     groups: int
     max_length: int  # the constant of seq_mean_token_sum_norm
+    reward_std: float = 0.0  # unbiased, over all rollouts: what std = "batch" divides by
 
 
 def _same(x: Tensor) -> Tensor:
@@ -330,7 +331,7 @@ class StepView:
     applied: int  # batches applied so far
     batch_id: int
     mini_step: int
-    lag_zero: bool  # a calibration batch: sampled by the weights now stepped
+    lag_zero: bool  # a calibration batch: sampled by the weights that its first update steps
     recorder: Recorder
     update_norm: Callable[[], float]
 
@@ -366,6 +367,8 @@ class Method:
     needs: Need = Need.NOTHING
     owns: frozenset[Point] = frozenset()  # points of which a chain has exactly one owner: credit, objective
     corrects: frozenset[Ratio] = frozenset()
+    reads_ratios: bool = False  # uses importance ratios without correcting for one; they must be exact all the same
+    uncorrected: bool = False  # weigh: the explicit consent to no correction
     cadence: Mapping[Point, Literal["batch", "update"]] = {}
     linear: bool = False  # objective: linear in the advantage
     silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
@@ -374,6 +377,7 @@ class Method:
     reduction: Reduction | None = None  # a reduction this method insists on
     min_group: int = 1
     calibration: int = 0  # batches at lag 0 before admission opens
+    min_depth: int = 0  # select: batches that samplers must run ahead, or there is nothing to choose from
 
     def __init__(self, options: MethodOptions) -> None:
         self.options = options

@@ -74,7 +74,10 @@ def method_class(name: str) -> type[Method]:
         known = ", ".join([*names(), *sorted(BUNDLES)])
         raise TrimtabError.field("methods", name, f"unknown method; use one of {known}")
     module, _, attribute = target.partition(":")
-    found = getattr(import_module(module), attribute)
+    try:
+        found = getattr(import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise TrimtabError.field("methods", name, f"its entry point {target} does not load ({error}); repair or uninstall it") from error
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise TrimtabError.field("methods", name, f"{target} is not a subclass of trimtab.methods.protocol.Method")
     return found
@@ -89,7 +92,8 @@ def build(name: str, options: dict[str, Json]) -> Method:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "options"
         allowed = ", ".join(cls.Options.model_fields) or "none"
-        raise TrimtabError.field(f"methods.{name}.{where}", first["input"], f"{first['msg']}; options of {name}: {allowed}") from None
+        said = "unknown option" if first["type"] == "extra_forbidden" else first["msg"].removeprefix("Value error, ")
+        raise TrimtabError.field(f"methods.{name}.{where}", first["input"], f"{said}; options of {name}: {allowed}") from None
 
 
 def expand(entries: Sequence[Entry]) -> list[tuple[str, dict[str, Json], str]]:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.grpo import StdOptions
+from trimtab.methods.grpo import StdOptions, inverse_std
 from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, Refuse, State, StepResult, StepView, View, Weighing
 from trimtab.records import Decision, TrimtabError
 
@@ -48,6 +48,7 @@ class OPOB(Method):
     Options = OPOBOptions
     options: OPOBOptions
     needs = Need.SEQ_NORMS
+    reads_ratios = True
     owns = frozenset({Point.CREDIT})
     silent = True  # b* of equal scores is that score
     min_group = 2
@@ -77,9 +78,8 @@ class OPOB(Method):
         assert view.norm2_R is not None
         log_W = F.advantages.opob_log_weight(self.options.weighting, view.log_ratio_R, w.log_scale_R, view.norm2_R)
         best = F.advantages.optimal_baseline(view.reward_R, log_W, view.group_R, view.groups)
-        scale_R = F.advantages.reward_scale(view.reward_R, view.group_R, view.groups, self.options.std)
         self._report(view, best)
-        return Credit((view.reward_R - best.baseline_G[view.group_R]) * scale_R)
+        return Credit((view.reward_R - best.baseline_G[view.group_R]) * inverse_std(view, self.options.std))
 
     def _report(self, view: View, best: F.advantages.OptimalBaseline) -> None:
         """b* beside the group mean over mixed groups; the share of one rollout in the weights; variance left against the mean."""
@@ -112,6 +112,7 @@ class ESSStep(Method):
     formula = "lr <- lr sqrt(min(1, rho / rho_ref)), rho = (sum w)^2 / (B sum w^2)"
     Options = ESSOptions
     options: ESSOptions
+    reads_ratios = True
 
     def __init__(self, options: ESSOptions) -> None:
         super().__init__(options)
@@ -134,12 +135,14 @@ class ESSStep(Method):
             if self.options.nan == "refuse":
                 return Refuse("non-finite importance ratio")
             return self.options.floor
-        self._pending = ess.ratio if self._reference is None and s.lag_zero else None
-        if self._reference is None:
-            return 1.0  # calibrating: the batch is on-policy
-        m = F.ess.ess_multiplier(ess.ratio, rule=self.options.rule, reference=self._reference, floor=self.options.floor)
+        if self._reference is None and s.lag_zero:
+            # A later update of the batch is not on-policy any more: it is stepped in full, but teaches nothing.
+            self._pending = ess.ratio if s.mini_step == 0 else None
+            return 1.0
+        reference = self._settle() if self._reference is None else self._reference
+        m = F.ess.ess_multiplier(ess.ratio, rule=self.options.rule, reference=reference, floor=self.options.floor)
         if m < 1.0:
-            why = f"ESS/B {ess.ratio:.3g}, reference {self._reference:.3g}"
+            why = f"ESS/B {ess.ratio:.3g}, reference {reference:.3g}"
             s.recorder.note(Decision(method=self.name, point="step", what="scaled", amount=m, why=why))
         return m
 
@@ -147,8 +150,13 @@ class ESSStep(Method):
         if self._pending is not None and result.applied:
             self._seen.append(self._pending)
             if len(self._seen) >= self.calibration:
-                self._reference = statistics.median(self._seen)
+                self._settle()
         self._pending = None
+
+    def _settle(self) -> float:
+        """Calibration is over; skipped batches have taught nothing, and with none applied the reference is the strictest one."""
+        self._reference = statistics.median(self._seen) if self._seen else 1.0
+        return self._reference
 
     def state_dict(self) -> State:
         return {"reference": self._reference, "seen": list(self._seen)}
