@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
+from transformers import PreTrainedModel
 
 from trimtab.records import Kept, Outcome, Rollout, Sampling, Segment, StopReason
 
@@ -44,3 +46,21 @@ def ragged(rng: np.random.Generator, n: int, *, vocab: int = 17, temperature: fl
             parts.append(segment(rng, "..." + response, vocab=vocab, temperature=temperature, cut=cut, turn=1))
         rollouts.append(rollout(*parts, member=i, reward=float(i % 2)))
     return rollouts
+
+
+def naive_logp(model: PreTrainedModel, one: Rollout) -> torch.Tensor:
+    """Log-probs of the action tokens of one rollout, differentiable: segment by segment, unpadded, dense masks, plain log_softmax."""
+    parts = []
+    for s in one.segments:
+        actions = np.flatnonzero(s.action_mask)
+        if not actions.size:
+            continue
+        ids = torch.from_numpy(s.tokens.astype(np.int64))
+        logits = model(input_ids=ids[None]).logits[0, actions - 1] / s.sampling.temperature
+        if s.kept is not None:
+            keep = torch.zeros(logits.shape, dtype=torch.bool)
+            for i in range(len(actions)):
+                keep[i, s.kept.ids[s.kept.indptr[i] : s.kept.indptr[i + 1]]] = True
+            logits = logits.masked_fill(~keep, -torch.inf)
+        parts.append(torch.log_softmax(logits, -1)[torch.arange(len(actions)), ids[actions]])
+    return torch.cat(parts) if parts else torch.zeros(0, dtype=model.dtype)

@@ -110,7 +110,9 @@ class Head:
             dz.div_(self.packed.temperature_H[rows, None].to(dz.dtype))
         return dz.to(self.hidden.dtype)
 
-    def backward(self, d_H: Tensor, h_H: Tensor | None = None, *, hidden: bool = True, weight: bool = True) -> tuple[Tensor | None, Tensor | None]:
+    def backward(
+        self, d_H: Tensor, h_H: Tensor | None = None, *, hidden: bool = True, weight: bool = True
+    ) -> tuple[Tensor | None, Tensor | None]:
         """(d hidden, dW) of sum d current + h entropy; None for what is not asked."""
         if self.whole:
             dz = self.dlogits(slice(0, self.rows), 0, self.width, d_H, h_H)

@@ -19,11 +19,11 @@ _BLOCK_ROWS = 48
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """``count`` sequences of at most ``length`` rows. ``members``: their numbers, int64[count], in the block's order."""
+    """``count`` sequences of at most ``length`` rows."""
 
     count: int
     length: int
-    members: Tensor
+    members: slice | Tensor  # the sequences' numbers in the block's order; a slice where they are consecutive
     first: int  # where the rectangle starts, if it is a view
     index: Tensor | None  # int64[count * length]: the row at each place, row 0 of the sequence where padded; None: a view
     valid: Tensor | None  # bool[count * length]; None: no place is padded
@@ -69,7 +69,7 @@ class Layout:
             members = order[run]
             blocks.append(_block(members, [self.lengths[i] for i in members], [starts[i] for i in members], device))
         self.blocks = tuple(blocks)
-        self.largest = max((b.count * b.length for b in blocks), default=0)
+        self.squares = sum(b.count * b.length**2 for b in blocks)  # numbers in the blocks' length x length matrices
         # Packed row -> place in the concatenated valid rows of the blocks; None where that is the identity.
         rows = torch.arange(self.rows, device=device)
         placed = torch.cat([rows[:0], *(b.row_numbers(rows) for b in blocks)])
@@ -79,6 +79,15 @@ class Layout:
     def split(self, x: Tensor) -> list[Tensor]:
         """[rows, ...] -> one [count, length, ...] per block."""
         return [b.take(x) for b in self.blocks]
+
+    def sums(self, x: Tensor) -> Tensor:
+        """Sum of each sequence's rows, [sequences, ...]; 0 for an empty one."""
+        if len(self.blocks) == 1 and self.blocks[0].count == len(self.lengths):
+            return self.blocks[0].take_zero(x).sum(1)
+        sums = x.new_zeros(len(self.lengths), *x.shape[1:])
+        for b in self.blocks:
+            sums[b.members] = b.take_zero(x).sum(1)
+        return sums
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """The inverse of :meth:`split`; what stands in padded places is dropped."""
@@ -106,7 +115,8 @@ def _runs(lengths: Sequence[int]) -> list[slice]:
 
 def _block(members: list[int], lengths: list[int], starts: list[int], device: torch.device | str) -> Block:
     count, length = len(members), max(lengths)
-    numbers = torch.tensor(members, dtype=torch.int64, device=device)
+    consecutive = members == list(range(members[0], members[0] + count))
+    numbers = slice(members[0], members[0] + count) if consecutive else torch.tensor(members, dtype=torch.int64, device=device)
     even = all(n == length for n in lengths)
     if even and starts == list(range(starts[0], starts[0] + count * length, length)):
         return Block(count, length, numbers, starts[0], None, None)

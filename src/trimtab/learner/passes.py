@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from trimtab.learner.attention import attend_packed, hidden_states
 from trimtab.learner.head import BUDGET, Head
-from trimtab.learner.norms.estimate import Shape, choose_route, estimate
+from trimtab.learner.norms.estimate import Route, Shape, choose_route, estimate
 from trimtab.learner.norms.registry import Registry, survey
 from trimtab.learner.norms.routes import TapeRoute
 from trimtab.learner.norms.tape import Tape
@@ -25,7 +25,6 @@ from trimtab.learner.norms.two_buffer import TwoBuffer
 from trimtab.learner.norms.units import Buffers
 from trimtab.learner.packing import Packed
 
-Route = Literal["bookkeeping", "two_pass", "two_buffer"]
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]
 
 

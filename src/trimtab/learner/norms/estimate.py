@@ -12,21 +12,27 @@ For a layer of width d_in -> d_out over P rows, R rollouts in blocks of ``count`
 
     bookkeeping = F + B_act + sum_layers min(KEEP, FORGET, GRAM)     holds e of the layers that do not keep, and M of those that do
     two_pass    = F + B_act + sum_layers min(FORGET, GRAM) - W + B   holds nothing beyond the graph; B = B_act + sum W
-    two_buffer  = F + sum over rollouts (F + B)                      holds 2 gradients a group
+    two_buffer  = F + sum over rollouts (F + B + CALL layers)        holds 2 gradients a group
 
-with F = B_act = sum_layers W. BYTE and GRAM_RATE are ratios of speeds, measured on one core of a 2025 server processor in float32
-(batched products of 41 x 64 .. 1024): about 100 GFLOP/s in products, 8 GB/s for a byte that is written once and read twice.
+with F = B_act = sum_layers W. The constants are ratios of speeds, measured on one core of a 2025 server processor in float32 at
+41 to 256 tokens and widths 64 to 768: products run at about 100 GFLOP/s and inner products at 40, a byte that is written once and
+read twice costs 0.12 ns, and a layer alone, with what surrounds it, costs 0.2 ms however few its rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Literal
 
 from trimtab.learner.layout import Layout
 
 BYTE = 12.0
-GRAM_RATE = 1.6
+GRAM_RATE = 2.5
+CALL = 2e7
+
+
+Route = Literal["bookkeeping", "two_pass", "two_buffer"]
 
 
 class Mode(Enum):
@@ -54,19 +60,19 @@ def kept_bytes(shape: Shape, layout: Layout, itemsize: int) -> int:
     return len(layout.lengths) * shape.inputs * shape.outputs * itemsize
 
 
-def mode_costs(shape: Shape, layout: Layout, itemsize: int) -> dict[Mode, float]:
-    """Norm plus weighted product under each mode, beyond the forward and the activation-only backward."""
+def mode_costs(shape: Shape, layout: Layout, itemsize: int) -> tuple[float, float, float]:
+    """Norm plus weighted product under KEEP, FORGET and GRAM, beyond the forward and the activation-only backward."""
     w, m = weight_cost(shape, layout), kept_bytes(shape, layout, itemsize)
-    gram = 2.0 * sum(b.count * b.length**2 for b in layout.blocks) * (shape.inputs / shape.sharing + shape.outputs)
-    return {Mode.KEEP: w + BYTE * m, Mode.FORGET: 2 * w + BYTE * m, Mode.GRAM: GRAM_RATE * gram + w}
+    gram = 2.0 * layout.squares * (shape.inputs / shape.sharing + shape.outputs)
+    return w + BYTE * m, 2 * w + BYTE * m, GRAM_RATE * gram + w
 
 
 def choose_mode(shape: Shape, layout: Layout, itemsize: int, *, keep: int) -> Mode:
     """The cheapest mode; KEEP only where its bytes fit ``keep``."""
-    costs = mode_costs(shape, layout, itemsize)
-    if kept_bytes(shape, layout, itemsize) > keep:
-        del costs[Mode.KEEP]
-    return min(costs, key=lambda mode: costs[mode])
+    kept, forgotten, gram = mode_costs(shape, layout, itemsize)
+    if kept <= gram and kept_bytes(shape, layout, itemsize) <= keep:
+        return Mode.KEEP
+    return Mode.FORGET if forgotten < gram else Mode.GRAM
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,27 +83,27 @@ class Estimate:
     bytes: int
 
 
-def estimate(shapes: list[Shape], parameters: int, layout: Layout, itemsize: int, memory: int) -> dict[str, Estimate]:
+def estimate(shapes: list[Shape], parameters: int, layout: Layout, itemsize: int, memory: int) -> dict[Route, Estimate]:
     """Each route's :class:`Estimate`. Every rollout counts as a group of its own: groups are not known at the forward."""
     weights = [weight_cost(s, layout) for s in shapes]
     plain = 3 * sum(weights)
     left, held, book, two_pass = memory, 0, 0.0, 0.0
     for shape, w in zip(shapes, weights, strict=True):
-        costs = mode_costs(shape, layout, itemsize)
+        kept, forgotten, gram = mode_costs(shape, layout, itemsize)
         mode = choose_mode(shape, layout, itemsize, keep=left)
-        book += costs[mode]
+        book += kept if mode is Mode.KEEP else min(forgotten, gram)
         size = kept_bytes(shape, layout, itemsize) if mode is Mode.KEEP else layout.rows * shape.outputs * itemsize
         held += size
         left -= size if mode is Mode.KEEP else 0
-        two_pass += min(costs[Mode.FORGET], costs[Mode.GRAM]) - w
+        two_pass += min(forgotten, gram) - w
     rollouts = len(layout.lengths)
     return {
         "bookkeeping": Estimate(2 * sum(weights) + book, held),
         "two_pass": Estimate(plain + sum(weights) + two_pass, 0),
-        "two_buffer": Estimate(plain + sum(weights), 2 * rollouts * parameters * itemsize),
+        "two_buffer": Estimate(plain + sum(weights) + CALL * rollouts * len(shapes), 2 * rollouts * parameters * itemsize),
     }
 
 
-def choose_route(routes: dict[str, Estimate], memory: int) -> str:
+def choose_route(routes: dict[Route, Estimate], memory: int) -> Route:
     """The cheapest route whose bytes fit ``memory``; ``two_pass`` always fits."""
     return min((name for name, e in routes.items() if e.bytes <= memory), key=lambda name: routes[name].cost)

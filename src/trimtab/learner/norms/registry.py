@@ -63,8 +63,10 @@ def survey(model: PreTrainedModel) -> Registry:
     """
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
     embedding = model.get_input_embeddings()
-    if model.is_activation_checkpointing:
-        raise TrimtabError("gradient checkpointing is on: per-sequence norms read each activation once, call model.gradient_checkpointing_disable()")
+    if any(getattr(m, "gradient_checkpointing", False) for m in model.modules()):
+        raise TrimtabError(
+            "gradient checkpointing is on: per-sequence norms need each module called once, call model.gradient_checkpointing_disable()"
+        )
     names: dict[nn.Module, str] = {}
     owner: dict[nn.Parameter, str] = {}
     for name, module in model.named_modules():
@@ -82,7 +84,7 @@ def survey(model: PreTrainedModel) -> Registry:
         for n, p in parameters.items():
             tie = module is head and p is embedding.weight
             if p in owner and not tie:
-                raise TrimtabError(f"{name}.{n} is also {owner[p]}: per-sequence norms of a shared parameter are known for a tied head only")
+                raise TrimtabError(f"{name}.{n} is also {owner[p]}: of shared parameters, per-sequence norms know a tied head only")
             owner.setdefault(p, f"{name}.{n}")
     return Registry(names, head, embedding, head.weight is embedding.weight)
 

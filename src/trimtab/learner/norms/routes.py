@@ -20,7 +20,16 @@ class TapeRoute:
     """Norms and re-weighted gradient of one packed forward; ``keep_graph`` makes it ``two_pass``."""
 
     def __init__(
-        self, packed: Packed, head: Head, hidden_H: Tensor, current_H: Tensor, tape: Tape, *, buffers: Buffers, memory: int, keep_graph: bool
+        self,
+        packed: Packed,
+        head: Head,
+        hidden_H: Tensor,
+        current_H: Tensor,
+        tape: Tape,
+        *,
+        buffers: Buffers,
+        memory: int,
+        keep_graph: bool,
     ) -> None:
         self._packed, self._head, self._hidden_H, self._current_H, self._tape = packed, head, hidden_H, current_H, tape
         self._buffers, self._memory, self._keep_graph = buffers, memory, keep_graph

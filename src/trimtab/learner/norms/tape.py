@@ -6,7 +6,7 @@ through the whole network and forms no weight gradient. Hooks hand each e to its
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -21,9 +21,16 @@ from trimtab.learner.norms.vocab import EmbeddingUnit, HeadUnit
 from trimtab.records import TrimtabError
 
 
-class Unit(Protocol):
-    def receive(self, e: Tensor) -> None: ...
+class Weighted(Protocol):
+    """Knows the gradient of sum_R c_R sum q current with respect to a module's parameters; c_R and c_P in packed order."""
+
     def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]: ...
+
+
+class Unit(Weighted, Protocol):
+    """Takes the output gradient of its module."""
+
+    def receive(self, e: Tensor) -> None: ...
 
 
 class Tape:
@@ -48,14 +55,16 @@ class Tape:
                 handle.remove()
         for module, name in self.registry.names.items():
             if module not in self.records:
-                raise TrimtabError(f"{name} was not called in the forward: per-sequence norms need every trainable module called exactly once")
+                raise TrimtabError(f"{name} was not called in the forward: per-sequence norms need every trainable module called once")
 
     def _record(self, module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
         name = self.registry.names[module]
         if module in self.records:
             raise TrimtabError(f"{name} is called more than once in a forward: per-sequence norms know modules that are used once")
         if output.shape[:2] != (1, self.rows):
-            raise TrimtabError(f"{name} gives shape {tuple(output.shape)}: per-sequence norms need one row for each of {self.rows} packed tokens")
+            raise TrimtabError(
+                f"{name} gives shape {tuple(output.shape)}: per-sequence norms need one row for each of {self.rows} packed tokens"
+            )
         self.records[module] = (args[0], output)
 
     def units(self, head: Head, q_H: Tensor, budget: Budget) -> tuple[list[tuple[Unit, Tensor]], HeadUnit, EmbeddingUnit | None]:
@@ -68,7 +77,9 @@ class Tape:
             unit: Unit
             if isinstance(module, nn.Linear):
                 # The input tensor is alive in the records, so its identity is that of the value.
-                shared = inputs.setdefault(id(x), Input(x.detach().reshape(self.rows, -1), budget.layout))
+                shared = inputs.get(id(x))
+                if shared is None:
+                    shared = inputs[id(x)] = Input(x.detach().reshape(self.rows, -1), budget.layout)
                 shared.sharing += 1
                 unit = LinearUnit(self.registry.names[module], module, shared, budget)
             elif isinstance(module, nn.Embedding):
@@ -84,36 +95,38 @@ class Tape:
 class Measured:
     """What one activation-only backward leaves: the norms, and units that know the gradient of any re-weighting."""
 
-    def __init__(self, norm2_R: Tensor, units: list[Unit], layout: Layout) -> None:
+    def __init__(self, norm2_R: Tensor, units: Sequence[Weighted], layout: Layout) -> None:
         self.norm2_R, self._units, self._layout = norm2_R, units, layout
 
     def accumulate(self, c_R: Tensor) -> None:
         """Add to ``.grad`` the gradient of sum_R c_R sum q current; c_R in packed order. Once."""
-        units, self._units = self._units, []
+        units, self._units = self._units, ()
         c_P = c_R[self._layout.owner]
         for unit in units:
             for parameter, gradient in unit.finish(c_R, c_P):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
 
 
-def measure(tape: Tape, head: Head, hidden_H: Tensor, q_H: Tensor, *, layout: Layout, buffers: Buffers, memory: int, weighted: bool) -> Measured:
+def measure(
+    tape: Tape, head: Head, hidden_H: Tensor, q_H: Tensor, *, layout: Layout, buffers: Buffers, memory: int, weighted: bool
+) -> Measured:
     """Per-rollout squared norms of the gradient of sum q current over all trainable parameters, packed order.
 
     ``weighted``: keep what :meth:`Measured.accumulate` needs, and free the graph; otherwise keep only the graph.
     """
-    norm2_R = torch.zeros(len(layout.lengths), dtype=torch.float64, device=hidden_H.device)
-    budget = Budget(layout, norm2_R, memory if weighted else 0, buffers, weighted)
+    budget = Budget(layout, hidden_H, left=memory, buffers=buffers, weighted=weighted)
     with torch.no_grad():
         units, head_unit, tied = tape.units(head, q_H, budget)
         dhidden_H = head_unit.measure(tied)
-    roots = [y for x, y in tape.records.values() if not x.requires_grad]
+    roots = [y for x, y in tape.records.values() if y.requires_grad and not x.requires_grad]
     handles = [y.register_hook(unit.receive) for unit, y in units]
+    if weighted:
+        tape.records.clear()
+    if roots:
+        torch.autograd.grad(hidden_H, roots, dhidden_H, retain_graph=not weighted)
     if not weighted:
-        # The graph stays for a second backward and would otherwise call the units again.
-        torch.autograd.grad(hidden_H, roots, dhidden_H, retain_graph=True)
+        # The second backward through the retained graph would call the units again.
         for handle in handles:
             handle.remove()
-        return Measured(norm2_R, [], layout)
-    tape.records.clear()
-    torch.autograd.grad(hidden_H, roots, dhidden_H)
-    return Measured(norm2_R, [*(unit for unit, _ in units), head_unit], layout)
+        return Measured(budget.total(), [], layout)
+    return Measured(budget.total(), [*(unit for unit, _ in units), head_unit], layout)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from trimtab.learner.layout import Block, Layout
-from trimtab.learner.norms.estimate import Mode, Shape, choose_mode, kept_bytes
+from trimtab.learner.layout import Layout
+from trimtab.learner.norms.estimate import Mode, Shape, choose_mode
 from trimtab.learner.norms.registry import NORMALIZERS
 
-Gradient = tuple[nn.Parameter, Tensor]
+_SCRATCH = 2**23  # bytes of per-rollout gradients formed at a time where they are not kept
+
+Gradient = tuple[Tensor, Tensor]  # a parameter and its gradient
 
 
 class Buffers:
@@ -37,19 +39,24 @@ class Buffers:
         self._free[name] = buffer
 
 
-@dataclass(slots=True)
 class Budget:
-    """Of one pass: its rollout blocks, the sums of squares so far, and how many bytes of per-rollout gradients may still be kept."""
+    """Of one pass: its rollout blocks, the sums of squares so far, and how many bytes of per-rollout gradients may still be kept.
 
-    layout: Layout
-    norm2_R: Tensor  # float64, packed order
-    left: int
-    buffers: Buffers
-    weighted: bool  # finish() will be asked of the units
+    ``weighted``: the units will be asked for a re-weighted gradient.
+    """
 
-    def add_rows(self, members: Tensor | slice, gradient: Tensor) -> None:
-        """Add ||gradient_i||^2; ``gradient`` [count, ...] of the rollouts ``members``."""
-        self.norm2_R[members] += torch.linalg.vector_norm(gradient.flatten(1), dim=1).double().square()
+    def __init__(self, layout: Layout, like: Tensor, *, left: int, buffers: Buffers, weighted: bool) -> None:
+        self.layout, self.left, self.buffers, self.weighted = layout, left, buffers, weighted
+        self.norm2_R = torch.zeros(len(layout.lengths), dtype=torch.float64, device=like.device)
+        self._norms: list[Tensor] = []
+
+    def add(self, gradient: Tensor) -> None:
+        """Add ||gradient_i||^2 of every rollout; ``gradient`` [R, ...]."""
+        self._norms.append(torch.linalg.vector_norm(gradient.flatten(1), dim=1))
+
+    def total(self) -> Tensor:
+        """Squared norms over all that was added, float64[R]."""
+        return self.norm2_R + torch.stack(self._norms).double().square_().sum(0) if self._norms else self.norm2_R
 
 
 @dataclass(slots=True)
@@ -94,42 +101,53 @@ class LinearUnit:
         e = e.reshape(layout.rows, -1)
         x = self.input.x
         if self.module.bias is not None and self.module.bias.requires_grad:
-            self.bias_RO = segment_sum(e, layout)
-            budget.add_rows(slice(None), self.bias_RO)
+            self.bias_RO = layout.sums(e)
+            budget.add(self.bias_RO)
         if not self.module.weight.requires_grad:
             return
         shape = Shape(x.shape[1], e.shape[1], self.input.sharing)
         mode = choose_mode(shape, layout, x.element_size(), keep=budget.left if budget.weighted else 0)
-        if mode is Mode.GRAM:
-            for b, gram in zip(layout.blocks, self.input.gram(), strict=True):
-                e_b = b.take_zero(e)
-                budget.norm2_R[b.members] += torch.bmm(e_b, e_b.mT).mul_(gram).sum((1, 2), dtype=torch.float64)
+        if mode is Mode.KEEP:
+            self._keep(e, x.shape[1] * e.shape[1])
+        elif mode is Mode.FORGET:
+            self._forget(e, x.shape[1] * e.shape[1])
         else:
-            self._materialize(e, shape, keep=mode is Mode.KEEP)
+            self._gram(e)
         if budget.weighted and mode is not Mode.KEEP:
             self.e = e
 
-    def _materialize(self, e: Tensor, shape: Shape, *, keep: bool) -> None:
+    def _keep(self, e: Tensor, size: int) -> None:
+        """Materialize every rollout's gradient, [R, d_out, d_in]."""
         layout, budget = self.budget.layout, self.budget
-        size = shape.inputs * shape.outputs
-        count = len(layout.lengths) if keep else max(1, min(max(b.count for b in layout.blocks), _SCRATCH // (size * e.element_size())))
-        key = self.name if keep else "scratch"
-        buffer = budget.buffers.take(key, count * size, e)
-        g = buffer[: count * size].view(count, shape.outputs, shape.inputs)
-        if keep:
-            budget.left -= kept_bytes(shape, layout, e.element_size())
-            self.kept = buffer
-            g[: int(layout.blocks[0].members[0])].zero_()
+        rollouts = len(layout.lengths)
+        budget.left -= rollouts * size * e.element_size()
+        self.kept = budget.buffers.take(self.name, rollouts * size, e)
+        g = self.kept[: rollouts * size].view(rollouts, e.shape[1], -1)
+        # Rollouts ascend in length, so those without rows come first and belong to no block.
+        g[: rollouts - sum(b.count for b in layout.blocks)] = 0
+        for b, x_b in zip(layout.blocks, self.input.taken(), strict=True):
+            torch.bmm(b.take_zero(e).mT, x_b, out=g[b.members])
+        budget.add(g)
+
+    def _forget(self, e: Tensor, size: int) -> None:
+        """The same a few rollouts at a time, for their norms only."""
+        layout, budget = self.budget.layout, self.budget
+        step = max(1, _SCRATCH // (size * e.element_size()))
+        scratch = budget.buffers.take("scratch", step * size, e)
         for b, x_b in zip(layout.blocks, self.input.taken(), strict=True):
             e_b = b.take_zero(e)
-            for a in range(0, b.count, count):
-                n = min(count, b.count - a)
-                first = int(b.members[0]) + a
-                out = g[first : first + n] if keep else g[:n]
-                torch.bmm(e_b[a : a + n].mT, x_b[a : a + n], out=out)
-                budget.add_rows(slice(first, first + n), out)
-        if not keep:
-            budget.buffers.give(key, buffer)
+            norms = e.new_empty(b.count)
+            for a in range(0, b.count, step):
+                n = min(step, b.count - a)
+                g = torch.bmm(e_b[a : a + n].mT, x_b[a : a + n], out=scratch[: n * size].view(n, e.shape[1], -1))
+                torch.linalg.vector_norm(g, dim=(1, 2), out=norms[a : a + n])
+            budget.norm2_R[b.members] += norms.double().square_()
+        budget.buffers.give("scratch", scratch)
+
+    def _gram(self, e: Tensor) -> None:
+        for b, gram in zip(self.budget.layout.blocks, self.input.gram(), strict=True):
+            e_b = b.take_zero(e)
+            self.budget.norm2_R[b.members] += torch.bmm(e_b, e_b.mT).mul_(gram).sum((1, 2), dtype=torch.float64)
 
     def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
         weight = self.module.weight
@@ -147,7 +165,7 @@ class GainUnit:
 
     def __init__(self, module: nn.Module, x: Tensor, budget: Budget) -> None:
         self.module, self.x, self.budget = module, x, budget
-        self.parts: list[tuple[nn.Parameter, Tensor]] = []
+        self.parts: list[Gradient] = []
 
     def receive(self, e: Tensor) -> None:
         rows = self.budget.layout.rows
@@ -159,26 +177,10 @@ class GainUnit:
             self._add(bias, e.reshape(rows, -1, bias.numel()))
 
     def _add(self, parameter: nn.Parameter, x: Tensor) -> None:
-        sums = segment_sum(x[:, 0] if x.shape[1] == 1 else x.sum(1), self.budget.layout)
-        self.budget.add_rows(slice(None), sums)
+        sums = self.budget.layout.sums(x[:, 0] if x.shape[1] == 1 else x.sum(1))
+        self.budget.add(sums)
         self.parts.append((parameter, sums))
 
     def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
         for parameter, sums in self.parts:
             yield parameter, (c_R @ sums).view_as(parameter)
-
-
-def segment_sum(x: Tensor, layout: Layout) -> Tensor:
-    """Sum of the rows of each sequence, [sequences, d]."""
-    sums = x.new_zeros(len(layout.lengths), x.shape[1])
-    for b in layout.blocks:
-        sums[b.members] = _block_sum(b, x)
-    return sums
-
-
-def _block_sum(b: Block, x: Tensor) -> Tensor:
-    return b.take_zero(x).sum(1)
-
-
-# Bytes of per-rollout gradients formed at a time where they are not kept.
-_SCRATCH = 2**23

@@ -44,7 +44,7 @@ class EmbeddingUnit:
 class HeadUnit:
     """The LM head at the rows that predict action tokens."""
 
-    def __init__(self, head: Head, weight: nn.Parameter, q_H: Tensor, budget: Budget) -> None:
+    def __init__(self, head: Head, weight: Tensor, q_H: Tensor, budget: Budget) -> None:
         self.head, self.weight, self.q_H, self.budget = head, weight, q_H, budget
         self._layout = head.packed.actions
         self._kept: Tensor | None = None
@@ -68,7 +68,7 @@ class HeadUnit:
         self._kept = dz.new_zeros(len(self._layout.lengths), *self.weight.shape)
         for b in self._layout.blocks:
             self._kept[b.members] = torch.bmm(b.take_zero(dz).mT, b.take(head.hidden))
-        self.budget.add_rows(slice(None), self._kept)
+        self.budget.add(self._kept)
         return dz @ self.weight
 
     def _gram(self, tied: EmbeddingUnit | None) -> Tensor:
