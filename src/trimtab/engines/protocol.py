@@ -73,7 +73,10 @@ class Engine(Replica, Protocol):
     @property
     def slots(self) -> int: ...
     @property
-    def running(self) -> int: ...
+    def running(self) -> int:
+        """Rows that hold a place; requests that wait for one are not counted."""
+        ...
+
     @property
     def reports_kept(self) -> bool:
         """True where kept sets are reported, so that a cut distribution can be scored exactly."""
@@ -87,7 +90,10 @@ class Engine(Replica, Protocol):
         """One decode step of every running row; finished rows leave and their places are refilled."""
         ...
 
-    def cancel(self, request_id: int) -> None: ...
+    def cancel(self, request_id: int) -> None:
+        """Forget a request, waiting or running: it yields no completion. One that is not here has finished and is ignored."""
+        ...
+
     def score(self, segments: Sequence[Segment]) -> list[F32]:
         """Log-probs of the action tokens of each segment under the served weights and the segment's own sampling."""
         ...

@@ -107,7 +107,6 @@ class TorchEngine:
         self._waiting.add(request)
 
     def cancel(self, request_id: int) -> None:
-        """Forget a request, waiting or running: it yields no completion. One that is not here has finished and is ignored."""
         if not self._waiting.remove(request_id):
             for row, running in enumerate(self._rows.running):
                 if running is not None and running.request.id == request_id:
