@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -28,13 +29,8 @@ def sample_alone(models: Sequence[Qwen2ForCausalLM], request: Request) -> tuple[
         logits = model(torch.tensor([sequence])).logits[0, -1] / request.sampling.temperature
         logp = logits.log_softmax(-1).tolist()
         u = float(keyed.uniform(request.key, request.turn, len(tokens)))
-        total, reached = 0.0, 0.0
-        for value in logp:
-            total += math.exp(value)
-        for token, value in enumerate(logp):
-            reached += math.exp(value)
-            if reached > u * (total * (1 - 2**-52)):
-                break
+        cdf = list(itertools.accumulate(math.exp(value) for value in logp))
+        token = next(v for v, reached in enumerate(cdf) if reached > u * (cdf[-1] * (1 - 2**-52)))
         tokens.append(token)
         logps.append(logp[token])
         sequence.append(token)
