@@ -7,22 +7,25 @@ import sys
 import time
 from multiprocessing.connection import Connection
 
-from trimtab.engines.checkpoint import load_policy
 from trimtab.records import Version
-from trimtab.rollout.messages import Evaluate, Evaluated, Ready, WorkerSpec
-from trimtab.rollout.sampler import Sampler
+from trimtab.rollout.messages import Evaluate, Evaluated, Ready, ToWorker, WorkerSpec
 from trimtab.rollout.worker import enter, told
-from trimtab.weights.inprocess import publish
 
 
 def serve(connection: Connection, spec: WorkerSpec) -> None:
-    """Answer one ``Evaluate`` after the other until ``Stop`` or the end of the socket."""
+    """Answer one ``Evaluate`` after the other until the end of the socket."""
+    from trimtab.engines.checkpoint import load_policy
+    from trimtab.rollout.sampler import Sampler
+    from trimtab.weights.inprocess import publish
+
     sampler = Sampler.build(
         load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
     )
     try:
         connection.send(Ready(os.getpid(), 0))
-        while isinstance(ask := connection.recv(), Evaluate):
+        while True:
+            ask: ToWorker = connection.recv()
+            assert isinstance(ask, Evaluate)
             begun = time.perf_counter()
             weights = {name: p.detach() for name, p in load_policy(ask.folder).model.named_parameters()}
             publish(Version(0, ask.version), weights, [sampler.engine])

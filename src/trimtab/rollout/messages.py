@@ -1,20 +1,24 @@
 """What the controller and a rollout worker say to each other, over one socket a worker.
 
-Controller to worker: ``Assign``, ``Stage``, ``Commit``, ``Abort``, ``Drop``, ``Stop``. Worker to controller: ``Ready``, ``Done``,
-``Failed``, ``Staged``, ``Committed``, ``Pulse``, ``Broken``. A worker answers a ``Stage`` with ``Staged`` and a ``Commit`` with
-``Committed``, between two decode steps; it serves the old version until then.
+Controller to worker: ``Assign``, ``Stage``, ``Commit``, ``Drop``. Worker to controller: ``Ready``, ``Done``, ``Failed``, ``Staged``,
+``Committed``, ``Pulse``, ``Broken``. A worker answers a ``Stage`` with ``Staged`` and a ``Commit`` with ``Committed``, between two
+decode steps; it serves the old version until then. There is no message for the end: a worker ends with its socket, or is killed,
+since it holds nothing that the run needs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trimtab.engines.options import ScriptedEngineOptions, TorchEngineOptions
-from trimtab.records import Group, Segment, Slot
+from trimtab.records import Group, Segment, Slot, StoppedByRule, TrimtabError
 from trimtab.rollout.options import RolloutOptions
 from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
 from trimtab.telemetry.clock import Interval
-from trimtab.weights.shared import Layout
+
+if TYPE_CHECKING:
+    from trimtab.weights.shared import Layout  # brings torch: a child arms itself before it loads that
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +33,7 @@ class WorkerSpec:
     rollout: RolloutOptions
     engine: TorchEngineOptions | ScriptedEngineOptions
     layout: Layout | None  # None: an evaluator, it reads model folders
+    probe: tuple[Segment, ...]  # scored after every commit, to attest it
     threads: int
     origin: float  # the run's start on time.perf_counter
     timeline: bool
@@ -58,15 +63,9 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Serve the staged version; then score ``probe``, if given, to attest it."""
+    """Serve the staged version, score the probe and say so."""
 
     version: int
-    probe: Segment | None
-
-
-@dataclass(frozen=True, slots=True)
-class Abort:
-    """Forget what is staged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +73,6 @@ class Drop:
     """Stop generating a group: nobody waits for it."""
 
     slot: Slot
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Exit."""
 
 
 # ------------------------------------------------------------------------------------------------------- worker -> controller
@@ -117,7 +111,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Served from now on. ``pause``: how long generation stood still; ``probe``: log-probs of the probe's action tokens."""
+    """Served from now on. ``pause``: how long generation stood still for it; ``probe``: log-probs of the probe's action tokens."""
 
     version: int
     pause: float
@@ -138,10 +132,14 @@ class Pulse:
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """The worker cannot go on; ``fatal`` errors are the user's to mend, a restart would meet them again."""
+    """The process cannot go on. ``exit_code``: of an error that a fresh process would meet again; 0 where one may do better."""
 
     reason: str
-    fatal: bool
+    exit_code: int
+
+    def error(self, who: str) -> TrimtabError:
+        kind = StoppedByRule if self.exit_code == StoppedByRule.exit_code else TrimtabError
+        return kind(f"{who}: {self.reason}")
 
 
 # ------------------------------------------------------------------------------------------------------------------ evaluator
@@ -172,5 +170,5 @@ class Evaluated:
     seconds: float
 
 
-ToWorker = Assign | Stage | Commit | Abort | Drop | Stop | Evaluate
+ToWorker = Assign | Stage | Commit | Drop | Evaluate
 FromWorker = Ready | Done | Failed | Staged | Committed | Pulse | Broken | Evaluated

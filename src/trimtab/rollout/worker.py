@@ -1,26 +1,27 @@
 """The rollout worker's process: it generates all the time with whatever weights it holds.
 
-    start ── Ready ──▶ [ take messages ─▶ one engine step ─▶ send finished groups ]* ── Stop or end of the socket ──▶ exit
+    start ── Ready ──▶ [ take messages ─▶ one engine step ─▶ send finished groups ]* ── end of the socket ──▶ exit
 
 Weights are staged and committed between two decode steps. Failure is data: a group that fails is reported, not raised. The
-process dies with its parent, whatever it is doing then.
+process dies with its parent, whatever it is doing then: it arms itself before it loads anything heavy.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
 
 from trimtab.records import TrimtabError
+from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.messages import (
-    Abort,
     Assign,
     Broken,
     Commit,
@@ -33,7 +34,6 @@ from trimtab.rollout.messages import (
     Ready,
     Stage,
     Staged,
-    Stop,
     ToWorker,
     WorkerSpec,
 )
@@ -56,22 +56,26 @@ class Worker:
         from trimtab.weights.shared import SharedBlocks
 
         self._connection = connection
+        self._input = select.poll()  # connection.poll() makes a selector at every call
+        self._input.register(connection, select.POLLIN)
         assert spec.layout is not None
         self._blocks = SharedBlocks(weights_fd, spec.layout)
         self._sampler = Sampler.build(
             load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
         )
         self._collector, self._engine = self._sampler.collector, self._sampler.engine
+        self._probe = spec.probe
         self._clock = Clock(keep=spec.timeline)
         self._name, self._origin = spec.name, spec.origin
-        self._room = -1
+        self._room = -1  # as last told
         self._assigned = 0
         self._pulsed = time.perf_counter()
         self._cpu = time.process_time()
 
     def run(self) -> None:
         self._send(Ready(os.getpid(), self._collector.room()))
-        while self._take_messages():
+        while True:
+            self._take_messages()
             if self._collector.outstanding:
                 with self._clock.span("generate" if self._engine.running else "verify"):
                     events = self._collector.step()
@@ -82,26 +86,20 @@ class Worker:
     def close(self) -> None:
         self._sampler.close()
 
-    def _report(self, event: object) -> None:
-        from trimtab.rollout.collector import GroupDone, GroupFailed
-
-        if isinstance(event, GroupDone):
-            with self._clock.span("send"):
+    def _report(self, event: Result) -> None:
+        with self._clock.span("send"):
+            if isinstance(event, GroupDone):
                 self._send(Done(event.group))
-        elif isinstance(event, GroupFailed):
-            self._send(Failed(event.slot, event.attempt, event.reason))
+            else:
+                self._send(Failed(event.slot, event.attempt, event.reason))
 
-    def _take_messages(self) -> bool:
-        """Handle what has come; wait a little where there is nothing else to do. False at the end."""
-        if not self._collector.outstanding and not self._connection.poll():
+    def _take_messages(self) -> None:
+        """Handle what has come; wait a little where there is nothing else to do. EOFError where the controller is gone."""
+        if not self._collector.outstanding and not self._input.poll(0):
             with self._clock.span("idle"):
-                self._connection.poll(NAP_S)
-        while self._connection.poll():
-            message: ToWorker = self._connection.recv()
-            if isinstance(message, Stop):
-                return False
-            self._handle(message)
-        return True
+                self._input.poll(1000 * NAP_S)
+        while self._input.poll(0):
+            self._handle(self._connection.recv())
 
     def _handle(self, message: ToWorker) -> None:
         begun = time.perf_counter()
@@ -115,11 +113,8 @@ class Worker:
         elif isinstance(message, Commit):
             with self._clock.span("swap"):
                 self._engine.commit(message.version)
-                pause = time.perf_counter() - begun
-                probe = () if message.probe is None else tuple(float(x) for x in self._engine.score([message.probe])[0])
-            self._send(Committed(message.version, pause, probe))
-        elif isinstance(message, Abort):
-            self._engine.abort()
+                probe = tuple(float(x) for logp in self._engine.score(self._probe) for x in logp)
+            self._send(Committed(message.version, time.perf_counter() - begun, probe))
         elif isinstance(message, Drop):
             self._collector.cancel(message.slot)
 
@@ -154,18 +149,24 @@ def enter(socket_fd: int, lifeline: int) -> tuple[Connection, WorkerSpec]:
 
 @contextmanager
 def told(connection: Connection) -> Iterator[None]:
-    """The end of the socket ends the process; errors are told before they do."""
+    """The end of the socket ends the process quietly; an error is told to the parent, and the process ends with code 1."""
     try:
         yield
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        log.info("the controller is gone")
+        log.info("the learner's process is gone")
     except TrimtabError as error:
-        connection.send(Broken(str(error), fatal=True))
+        _tell(connection, Broken(str(error), error.exit_code))
+        raise SystemExit(1) from None
     except Exception as error:
-        # Everything else may be this process's own trouble (memory, a broken device): told, and left to a fresh process.
-        log.exception("worker broke")
-        connection.send(Broken(f"{type(error).__name__}: {error}", fatal=False))
-        raise
+        # Perhaps this process's own trouble (memory, a broken device): a fresh one may do better.
+        log.exception("broke")
+        _tell(connection, Broken(f"{type(error).__name__}: {error}", 0))
+        raise SystemExit(1) from None
+
+
+def _tell(connection: Connection, message: Broken) -> None:
+    with suppress(OSError):
+        connection.send(message)
 
 
 def main() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 
 import numpy as np
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
-from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason
+from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
 from trimtab.rollout.messages import WorkerSpec
 from trimtab.runtime.build import Parts
 from trimtab.runtime.controller import Controller
@@ -17,51 +18,57 @@ from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.session import Session
 from trimtab.weights.shared import Layout, SharedBlocks
 
+PROBE_PROMPTS, PROBE_TOKENS = 8, 512  # most prompts and tokens that engine and learner both score at every publication
+
 
 class Local:
     """The learner's loop; the controller's thread does the rest."""
 
     def __init__(self, session: Session, parts: Parts, options: LocalOptions) -> None:
         self._session, self._parts, self._options = session, parts, options
-        self._probe = probe_segment(parts)
+        self._probe = probe(parts, session.config.rollout.temperature)
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
         session, options = self._session, self._options
-        blocks = SharedBlocks.create(session.weights())
-        controller = Controller(
-            session.pool, options, self._spec_with(blocks.layout), blocks, self._probe, session.config.learner.probe_gap
-        )
-        evaluations = Evaluations(session, self._parts.policy, self._spec_with(None))
-        session.lock = controller.locked()
-        try:
-            with session.clock.span("start"):
-                controller.launch()
-                self._publish(controller)
-                controller.wait_ready()
-            while not stopping():
-                with session.clock.span("wait"):
-                    formed = controller.take(options.progress_deadline_s, stopping)
-                if formed is None:
-                    break
-                session.consume(formed, lambda: self._publish(controller), controller.window, controller.waiting_for)
-                evaluations.after_batch()
-            return not stopping()
-        finally:
-            with session.clock.span("stop"):
-                controller.close()
-                evaluations.close()
+        with (
+            closing(SharedBlocks.create(session.weights())) as blocks,
+            closing(Evaluations(session, self._parts.policy, self._specs(None), options.restarts)) as evaluations,
+        ):
+            controller = Controller(session.pool, options, self._specs(blocks.layout), blocks, session.config.learner.probe_gap)
+            with closing(controller):
+                session.lock = controller.lock
+                self._loop(controller, evaluations, stopping)
+            evaluations.finish()
+        return session.consumed >= session.config.learner.batches
+
+    def _loop(self, controller: Controller, evaluations: Evaluations, stopping: Callable[[], bool]) -> None:
+        session = self._session
+        with session.clock.span("start"):
+            controller.launch()
+            self._publish(controller)
+            controller.wait_ready(stopping)
+        while True:
+            with session.clock.span("wait"):
+                formed = controller.take(stopping)
+            if formed is None:
+                return
+            session.consume(formed, lambda: self._publish(controller), controller.window, controller.waiting_for)
+            evaluations.after_batch()
 
     def _publish(self, controller: Controller) -> None:
         controller.publish(self._session.version, self._session.weights(), self._score_probe())
 
-    def _score_probe(self) -> tuple[float, ...]:
+    def _score_probe(self) -> list[float]:
         """What the learner says of the probe under its weights of now."""
         model = self._session.learner.model
-        rollout = Rollout(member=0, segments=(self._probe,), score=0.0, outcome=Outcome.WRONG, stop=StopReason.EOS)
-        return tuple(model.score(pack([rollout], device=model.device, dtype=model.dtype)).tolist())
+        rollouts = [
+            Rollout(member=i, segments=(segment,), score=0.0, outcome=Outcome.WRONG, stop=StopReason.EOS)
+            for i, segment in enumerate(self._probe)
+        ]
+        return model.score(pack(rollouts, device=model.device, dtype=model.dtype)).tolist()
 
-    def _spec_with(self, layout: Layout | None) -> Callable[[str], WorkerSpec]:
+    def _specs(self, layout: Layout | None) -> Callable[[str], WorkerSpec]:
         config = self._session.config
 
         def make(name: str) -> WorkerSpec:
@@ -74,6 +81,7 @@ class Local:
                 rollout=config.rollout,
                 engine=config.engine,
                 layout=layout,
+                probe=self._probe,
                 threads=self._options.worker_threads,
                 origin=self._session.origin,
                 timeline=config.telemetry.timeline,
@@ -83,10 +91,23 @@ class Local:
         return make
 
 
-def probe_segment(parts: Parts) -> Segment:
-    """A sequence that engine and learner both score: the first prompt, every token after the first an action token."""
-    prompt = parts.sampler.renderer.ids(parts.sampler.task.prompt(0))
-    tokens = np.concatenate([prompt, np.array(parts.policy.eos_ids[:1], dtype=np.int32)])
+def probe(parts: Parts, temperature: float) -> tuple[Segment, ...]:
+    """Sequences that engine and learner both score: the first prompts that can be rendered, every token after the first an action."""
+    segments: list[Segment] = []
+    left = PROBE_TOKENS
+    for row in range(min(PROBE_PROMPTS, len(parts.sampler.task))):
+        try:
+            ids = parts.sampler.renderer.ids(parts.sampler.task.prompt(row))
+        except TrimtabError:  # it will be set aside when its turn comes
+            continue
+        tokens = np.concatenate([ids, np.array(parts.policy.eos_ids[:1], dtype=np.int32)])[:left]
+        left -= len(tokens)
+        if len(tokens) > 1:
+            segments.append(_teacher_forced(tokens, temperature))
+    return tuple(segments)
+
+
+def _teacher_forced(tokens: np.ndarray, temperature: float) -> Segment:
     mask = np.arange(len(tokens)) > 0
     return Segment(
         tokens=tokens,
@@ -94,5 +115,5 @@ def probe_segment(parts: Parts) -> Segment:
         behavior_logp=np.zeros(len(tokens), np.float32),
         versions=np.where(mask, 0, -1).astype(np.int32),
         turn=np.zeros(len(tokens), np.int16),
-        sampling=Sampling(),
+        sampling=Sampling(temperature=temperature),
     )

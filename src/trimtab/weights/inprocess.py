@@ -19,16 +19,17 @@ def publish(version: Version, weights: Mapping[str, Tensor], replicas: Sequence[
     """Stage on every replica, compare digests, commit; on any failure every replica forgets what it staged and the error surfaces."""
     names = {f"replica-{i}": replica for i, replica in enumerate(replicas)}
     now = time.perf_counter()
-    publication = Publication(version, weights_digest(weights), frozenset(names), now, now + deadline)
+    publication = Publication(version, weights_digest(weights), names, now, now + deadline)
     try:
         for name, replica in names.items():
             begun = time.perf_counter()
             digest = replica.stage(version.number, version.incarnation, weights)
             done = time.perf_counter()
+            publication.expire(done)
             publication.staged(name, digest, done - begun, done)
-        for name, replica in names.items():
+        for name in sorted(publication.due()):
             begun = time.perf_counter()
-            replica.commit(version.number)
+            names[name].commit(version.number)
             done = time.perf_counter()
             publication.committed(name, done - begun, done)
     finally:

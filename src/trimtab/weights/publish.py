@@ -1,100 +1,119 @@
 """Publishing is two-phase: stage everywhere, compare digests, commit; then attest by a log-prob probe.
 
-States of one publication, and who moves it::
+States of one publication, and what moves it::
 
-    staged ──digest of every replica equals the source's──▶ committed ──every replica answered──▶ done
-       └── a digest differs, a replica reports failure, or the deadline passes ──▶ aborted: the old version serves on, whole
+    staging ──the digest of every replica equals the source's──▶ committing ──every replica serves it──▶ done
+       └── a digest differs, or the deadline passes ──▶ aborted: the old version serves on, whole
 
-The publisher never waits: its owner feeds it answers and asks what to send. A replica that is lost leaves the quorum.
+The publication never waits and sends nothing: its owner feeds it answers and sends the commits that are ``due``. A replica that is
+lost leaves the quorum, one that comes up while others still stage may join it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass
 from enum import StrEnum
 
 from trimtab.records import StoppedByRule, Version
 
 
 class Phase(StrEnum):
-    STAGED = "staged"
-    COMMITTED = "committed"
+    STAGING = "staging"
+    COMMITTING = "committing"
     DONE = "done"
     ABORTED = "aborted"
 
 
 class PublishError(StoppedByRule):
-    """A version could not be published; every replica still serves the one before."""
+    """A version could not be published, or is not what a replica serves."""
 
 
 @dataclass(frozen=True, slots=True)
 class Times:
-    """Seconds of one publication: copying beside the served weights, generation paused, and stage to last commit."""
+    """Seconds of one publication, of the slowest replica: copying beside the served weights, generation standing still, and from the
+    first stage to the last commit."""
 
     stage: float
     pause: float
     commit: float
 
 
-@dataclass(slots=True)
 class Publication:
-    """One version on its way to the replicas."""
+    """One version on its way to ``replicas``; ``now`` and ``deadline`` are moments on one clock."""
 
-    version: Version
-    digest: str
-    replicas: frozenset[str]
-    started: float
-    deadline: float
-    phase: Phase = Phase.STAGED
-    _staged: dict[str, float] = field(default_factory=dict)
-    _committed: dict[str, float] = field(default_factory=dict)
-    _finished: float = 0.0
+    def __init__(self, version: Version, digest: str, replicas: Iterable[str], now: float, deadline: float) -> None:
+        self.version, self.digest = version, digest
+        self.phase: Phase = Phase.STAGING
+        self._quorum = set(replicas)
+        self._due: frozenset[str] = frozenset()
+        self._started, self._deadline, self._finished = now, deadline, now
+        self._staged: dict[str, float] = {}
+        self._committed: dict[str, float] = {}
+        self._settle(now)
 
-    def __post_init__(self) -> None:
-        self._settle(self.started)
+    @property
+    def replicas(self) -> frozenset[str]:
+        """Those that have to answer, and have not been lost."""
+        return frozenset(self._quorum)
+
+    @property
+    def under_way(self) -> bool:
+        return self.phase in (Phase.STAGING, Phase.COMMITTING)
+
+    @property
+    def times(self) -> Times:
+        return Times(max(self._staged.values(), default=0.0), max(self._committed.values(), default=0.0), self._finished - self._started)
 
     def staged(self, replica: str, digest: str, seconds: float, now: float) -> None:
-        """A replica has staged; its digest decides whether the version may ever be served."""
-        if self.phase is not Phase.STAGED or replica not in self.replicas:
+        """A replica has staged bytes with this digest. Raises :class:`PublishError` where they are not the source's."""
+        if self.phase is not Phase.STAGING or replica not in self._quorum:
             return
         if digest != self.digest:
             self.phase = Phase.ABORTED
             raise PublishError(
-                f"weights = {self.version}: replica {replica} staged bytes with digest {digest[:12]}, the learner sent {self.digest[:12]}; "
-                "the old version serves on, check the transport"
+                f"publication of version {self.version.number}: {replica} staged bytes with digest {digest[:12]}, the learner sent "
+                f"{self.digest[:12]}; the old version serves on, check the transport"
             )
         self._staged[replica] = seconds
         self._settle(now)
 
     def committed(self, replica: str, pause: float, now: float) -> None:
         """A replica serves the version; ``pause`` is how long its generation stood still."""
-        if replica in self.replicas:
+        if self.phase is Phase.COMMITTING and replica in self._quorum:
             self._committed[replica] = pause
             self._settle(now)
 
+    def due(self) -> frozenset[str]:
+        """The replicas to be told to commit now: all of them, once, when the last digest has agreed; nobody before."""
+        due, self._due = self._due & self._quorum, frozenset()
+        return due
+
+    def joined(self, replica: str) -> bool:
+        """A replica that has come up stages with the others, as long as they do; False where it is too late for that."""
+        if self.phase is Phase.STAGING:
+            self._quorum.add(replica)
+        return self.phase is Phase.STAGING
+
     def lost(self, replica: str, now: float) -> None:
         """A replica has died: it no longer counts."""
-        self.replicas -= {replica}
+        self._quorum.discard(replica)
         self._settle(now)
 
     def expire(self, now: float) -> None:
-        """Raise where the deadline has passed, naming who is missing."""
-        if self.phase in (Phase.STAGED, Phase.COMMITTED) and now > self.deadline:
-            answered = self._staged if self.phase is Phase.STAGED else self._committed
-            missing = ", ".join(sorted(self.replicas - answered.keys()))
-            step = "stage" if self.phase is Phase.STAGED else "commit"
-            self.phase = Phase.ABORTED
-            raise PublishError(
-                f"weights = {self.version}: no answer to {step} from {missing} within the deadline; the old version serves on"
-            )
+        """Abort where the deadline has passed: :class:`PublishError` names who has not answered."""
+        if not self.under_way or now <= self._deadline:
+            return
+        staging = self.phase is Phase.STAGING
+        missing = ", ".join(sorted(self._quorum - (self._staged if staging else self._committed).keys()))
+        self.phase = Phase.ABORTED
+        raise PublishError(
+            f"publication of version {self.version.number}: no answer to {'stage' if staging else 'commit'} from {missing} within "
+            f"{self._deadline - self._started:g} s{'; the old version serves on' if staging else ''}"
+        )
 
     def _settle(self, now: float) -> None:
-        if self.phase is Phase.STAGED and self.replicas <= self._staged.keys():
-            self.phase = Phase.COMMITTED
-        if self.phase is Phase.COMMITTED and self.replicas <= self._committed.keys():
+        if self.phase is Phase.STAGING and self._quorum <= self._staged.keys():
+            self.phase, self._due = Phase.COMMITTING, self.replicas
+        if self.phase is Phase.COMMITTING and self._quorum <= self._committed.keys():
             self.phase, self._finished = Phase.DONE, now
-
-    @property
-    def times(self) -> Times:
-        """Worst replica's seconds."""
-        return Times(max(self._staged.values(), default=0.0), max(self._committed.values(), default=0.0), self._finished - self.started)

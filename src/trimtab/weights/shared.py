@@ -6,10 +6,12 @@ is an unlinked file descriptor handed to the children at spawn: it has no name, 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -80,19 +82,17 @@ class SharedBlocks:
         views = {}
         for entry in self.layout.entries:
             dtype = getattr(torch, entry.dtype)
-            count = 1
-            for n in entry.shape:
-                count *= n
-            flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=block * self.layout.size + entry.offset)
-            views[entry.name] = flat.view(entry.shape)
+            count, offset = math.prod(entry.shape), block * self.layout.size + entry.offset
+            views[entry.name] = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset).view(entry.shape)
         return views
 
     def write(self, block: int, weights: Mapping[str, Tensor]) -> None:
-        """Copy all tensors into a block; missing or extra names are an error before anything is written."""
-        views = self._views[block]
-        if views.keys() != weights.keys():
-            raise ValueError(f"weights differ from the layout in {sorted(views.keys() ^ weights.keys())}")
-        for name, view in views.items():
+        """Copy all tensors into a block; names, shapes or dtypes other than the layout's are an error before anything is written."""
+        layout = Layout.of(weights)
+        if layout != self.layout:
+            names = sorted({e.name for e in set(layout.entries) ^ set(self.layout.entries)})
+            raise ValueError(f"weights differ from the layout in {', '.join(names)}")
+        for name, view in self._views[block].items():
             view.copy_(weights[name])
 
     def read(self, block: int) -> Mapping[str, Tensor]:
@@ -100,5 +100,8 @@ class SharedBlocks:
         return self._views[block]
 
     def close(self) -> None:
+        """Unmap, unless somebody still holds a tensor of ``read``: then the last one does."""
         self._views.clear()
+        with suppress(BufferError):
+            self._map.close()
         os.close(self._fd)
