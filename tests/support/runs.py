@@ -82,7 +82,7 @@ def digest_after(path: Path, batches: int) -> str:
 def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
     """Largest difference of two sets of weights."""
     assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).abs().max()) for name in a)
+    return max(float((a[name] - b[name]).detach().abs().max()) for name in a)
 
 
 def trained(path: Path) -> dict[tuple[int, int, int], Rollout]:
