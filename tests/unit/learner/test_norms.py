@@ -201,7 +201,7 @@ def test_two_passes_may_be_open_at_once() -> None:
 
 
 @pytest.mark.parametrize("route", ROUTES)
-@pytest.mark.parametrize("frozen", ["embed_tokens", "lm_head", "mlp", "norm", "bias", "layers.0"])
+@pytest.mark.parametrize("frozen", ["embed_tokens", "lm_head", "mlp", "norm", "bias", "layers.0", "model"])
 def test_norms_are_over_trainable_parameters_only(route: Route, frozen: str) -> None:
     model = model_of(False, torch.float64)
     for name, parameter in model.named_parameters():
@@ -260,4 +260,10 @@ def test_norms_and_finish_need_their_forward() -> None:
         plain.norms(it.q_N, it.pre_R, it.reward_R, it.group_R)
     p = PackedModel(model, route="bookkeeping").forward(pack(it.rollouts), norms=True)
     with pytest.raises(RuntimeError, match="norms first"):
+        p.finish(it.c_R)
+    p.norms(it.q_N, it.pre_R, it.reward_R, it.group_R)
+    with pytest.raises(RuntimeError, match="already measured"):
+        p.norms(it.q_N, it.pre_R, it.reward_R, it.group_R)
+    p.finish(it.c_R)
+    with pytest.raises(RuntimeError, match="has given its gradient"):
         p.finish(it.c_R)

@@ -37,6 +37,8 @@ class TapeRoute:
         self._q_H: Tensor
 
     def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor:
+        if self._measured is not None:
+            raise RuntimeError("norms: already measured; a pass has one unit coefficient")
         packed = self._packed
         self._q_H = q_N[packed.to_H].to(self._current_H.dtype)
         self._measured = measure(

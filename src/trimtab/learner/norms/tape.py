@@ -97,14 +97,18 @@ class Measured:
 
     def __init__(self, norm2_R: Tensor, units: Sequence[Weighted], layout: Layout) -> None:
         self.norm2_R, self._units, self._layout = norm2_R, units, layout
+        self._spent = False
 
     def accumulate(self, c_R: Tensor) -> None:
         """Add to ``.grad`` the gradient of sum_R c_R sum q current; c_R in packed order. Once."""
-        units, self._units = self._units, ()
+        if self._spent:
+            raise RuntimeError("finish: this pass has given its gradient")
+        self._spent = True
         c_P = c_R[self._layout.owner]
-        for unit in units:
+        for unit in self._units:
             for parameter, gradient in unit.finish(c_R, c_P):
                 parameter.grad = gradient if parameter.grad is None else parameter.grad.add_(gradient)
+        self._units = ()
 
 
 def measure(

@@ -52,6 +52,7 @@ class TwoBuffer:
     def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor:
         self._pre, self._reward, self._group = pre_R.double(), reward_R.double(), group_R
         norm2_R = torch.zeros(len(self._packed.rollouts), dtype=torch.float64, device=self._packed.device)
+        groups, pre, reward = group_R.tolist(), self._pre.tolist(), self._reward.tolist()
         before = [p.grad for p in self._parameters]
         for i, alone, tokens in self._each():
             for p in self._parameters:
@@ -59,7 +60,7 @@ class TwoBuffer:
             self._forward(alone, False).backward(q_N[tokens])
             gradient = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
             norm2_R[i] = sum(torch.linalg.vector_norm(g).double().square() for g in gradient)
-            self._add(int(group_R[i]), gradient, float(self._pre[i]), float(self._reward[i]))
+            self._add(groups[i], gradient, pre[i], reward[i])
         for p, grad in zip(self._parameters, before, strict=True):
             p.grad = grad
         return norm2_R

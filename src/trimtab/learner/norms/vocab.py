@@ -48,7 +48,7 @@ class HeadUnit:
         self.head, self.weight, self.q_H, self.budget = head, weight, q_H, budget
         self._layout = head.packed.actions
         self._kept: Tensor | None = None
-        self._crossed: list[tuple[slice, slice, Tensor]] = []
+        self._crossed: list[tuple[int, slice, slice, Tensor]] = []
 
     def measure(self, tied: EmbeddingUnit | None) -> Tensor:
         """Add the head's norms; return d (sum q current) / d hidden."""
@@ -96,7 +96,7 @@ class HeadUnit:
             h = head.hidden[rows]
             self.budget.norm2_R[i] += (gram * (h @ h.T)).sum(dtype=torch.float64)
             if tied is not None:
-                self._crossed.append((rows, u, at_ids))
+                self._crossed.append((i, rows, u, at_ids))
         return dhidden
 
     def cross(self, tied: EmbeddingUnit) -> None:
@@ -104,8 +104,7 @@ class HeadUnit:
         if self._kept is not None:
             inner = (self._kept[tied.rollout_U, tied.id_U] * tied.e_UD).sum(1, dtype=torch.float64)
             self.budget.norm2_R.index_add_(0, tied.rollout_U, 2 * inner)
-        for rows, u, at_ids in self._crossed:
-            i = int(tied.rollout_U[u.start])
+        for i, rows, u, at_ids in self._crossed:
             self.budget.norm2_R[i] += 2 * (at_ids * (self.head.hidden[rows] @ tied.e_UD[u].T)).sum(dtype=torch.float64)
 
     def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
