@@ -74,9 +74,10 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer) -> Summary:
         try:
             point = prepare_resume(folder)
             session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
-            session.restore(point.number, point.parts)
+            if point is not None:
+                session.restore(point.number, point.parts)
             _write_config(folder, config)
-            return _drive(session, parts, point.parts)
+            return _drive(session, parts, None if point is None else point.parts)
         finally:
             parts.sampler.close()
 

@@ -20,7 +20,7 @@ from trimtab.learner.measure import measure
 from trimtab.learner.update import Learner, UpdateResult
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
-from trimtab.records import Group, Json, StoppedByRule, Version
+from trimtab.records import Group, Json, StoppedByRule, TrimtabError, Version
 from trimtab.store import checkpoint
 from trimtab.store.jsonl import JsonLines
 from trimtab.store.rollout_log import RolloutLog
@@ -108,7 +108,10 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ a batch
     def consume(self, formed: Formed, publish: Callable[[], None], window: Callable[[], Window], waiting_for: Callable[[], str]) -> None:
-        """Train on a batch, publish if a step was applied, record it; raise ``StoppedByRule`` where a detector says stop."""
+        """Train on a batch, publish if a step was applied, record it; raise ``StoppedByRule`` where a detector says stop.
+
+        Where publishing fails, the batch is trained all the same: it is recorded before the error goes on.
+        """
         batch = formed.batch
         results = self.learner.train(batch, lag_zero=self.consumed < self.learner.chain.calibration)
         applied = any(r.applied for r in results)
@@ -117,14 +120,20 @@ class Session:
         with self.lock:
             self.pool.consumed(self.version.number)
         self.consumed += 1
+        failed: TrimtabError | None = None
         if applied:
             with self.clock.span("publish"):
-                publish()
+                try:
+                    publish()
+                except TrimtabError as error:
+                    failed = error
         elif self.config.learner.keep_refused and not results[-1].reason.startswith("no_signal"):
             self._keep_refused(formed, results[-1].reason)
         with self.clock.span("log"):
             record, events = self._record(formed, results, window())
         self._tell(record, events, waiting_for())
+        if failed is not None:
+            raise failed
         if self.consumed % self.config.store.every == 0:
             self.checkpoint()
         if self._stop is not None:
@@ -229,6 +238,7 @@ class Session:
         with self.clock.span("checkpoint"):
             if self._rollouts is not None:
                 self._rollouts.flush()
+            self.folder.sync_logs()
             checkpoint.save(self.folder.checkpoints, self.consumed, self.parts(), keep=self.config.store.keep)
 
     def parts(self) -> dict[str, StateTree]:

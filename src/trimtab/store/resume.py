@@ -10,7 +10,7 @@ from itertools import count
 from pathlib import Path
 
 from trimtab.store import jsonl, rollout_log
-from trimtab.store.checkpoint import load_latest
+from trimtab.store.checkpoint import load_latest, numbers
 from trimtab.store.durable import disk_error
 from trimtab.store.run_folder import RunFolder
 from trimtab.store.tree import StateTree
@@ -29,16 +29,24 @@ class ResumePoint:
     orphans: Path  # where to; made only if something was moved
 
 
-def prepare_resume(folder: RunFolder) -> ResumePoint:
+def prepare_resume(folder: RunFolder) -> ResumePoint | None:
     """Load the newest checkpoint that verifies and make the run folder look as it did then.
+
+    None for a run that ended before its first checkpoint, when nothing was trained yet: it begins again, its logs are empty.
 
     Raises:
         TrimtabError: no checkpoint verifies, and nothing has been moved; or the disk is full, and nothing is lost.
     """
     if not folder.locked:
         raise RuntimeError("prepare_resume needs the run folder's lock: call it inside `with folder:`")
+    if not numbers(folder.checkpoints) and next(jsonl.read_jsonl(folder.metrics), None) is None:
+        log.info("the run ended before its first checkpoint: it begins again")
+        orphans = _free(folder, 0)
+        for path in folder.logs:
+            jsonl.truncate_to(path, 0, orphans)
+        return None
     point = load_latest(folder.checkpoints)
-    orphans = next(p for i in count(1) if not (p := folder.orphans / f"{point.number:06d}-{i}").exists())
+    orphans = _free(folder, point.number)
     try:
         # an evaluation names how many batches its weights have seen: that of the checkpoint's own weights stays
         moved = {path.name: jsonl.truncate_to(path, point.number + (path == folder.eval), orphans) for path in folder.logs}
@@ -51,3 +59,8 @@ def prepare_resume(folder: RunFolder) -> ResumePoint:
     moved = {name: n for name, n in moved.items() if n}
     log.info("resuming at batch %d; moved to %s: %s", point.number, orphans, moved or "nothing")
     return ResumePoint(number=point.number, parts=point.parts, passed_over=point.passed_over, moved=moved, orphans=orphans)
+
+
+def _free(folder: RunFolder, number: int) -> Path:
+    """Where this resume's orphans go."""
+    return next(p for i in count(1) if not (p := folder.orphans / f"{number:06d}-{i}").exists())

@@ -97,6 +97,15 @@ def test_without_a_checkpoint_nothing_is_touched(folder: RunFolder, make_group) 
     assert not folder.orphans.exists()
 
 
+def test_a_run_that_ended_before_its_first_checkpoint_begins_again(folder: RunFolder) -> None:
+    with JsonLines(folder.eval) as evals:
+        evals.append({"batch": 0, "accuracy": 0.5})
+    with RunFolder.open(folder.path) as again:
+        assert prepare_resume(again) is None
+    assert list(read_jsonl(folder.eval)) == []
+    assert list(read_jsonl(folder.orphans / "000000-1" / "eval.jsonl")) == [{"batch": 0, "accuracy": 0.5}]
+
+
 def test_it_needs_the_lock(folder: RunFolder) -> None:
     with pytest.raises(RuntimeError, match="needs the run folder's lock"):
         prepare_resume(folder)
