@@ -51,6 +51,10 @@ class WorkerProcess:
         with suppress(OSError):  # it is dead already, which whoever listens to it will find
             self.connection.send(spec)
 
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
     def send(self, message: ToWorker) -> None:
         """Raises OSError where the process is gone or has taken nothing for ``PATIENCE_S``; it cannot be talked to any more."""
         self.connection.send(message)

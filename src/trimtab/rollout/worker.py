@@ -15,9 +15,10 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trimtab.records import TrimtabError
 from trimtab.rollout.collector import GroupDone, Result
@@ -41,6 +42,10 @@ from trimtab.tasks.verifier_process import die_with_parent
 from trimtab.telemetry.clock import Clock
 from trimtab.telemetry.logging import configure
 
+if TYPE_CHECKING:  # bring torch: a child arms itself before it loads that
+    from trimtab.rollout.sampler import Sampler
+    from trimtab.weights.shared import SharedBlocks
+
 log = logging.getLogger(__name__)
 
 PULSE_S = 0.25  # the controller learns of room at once and of idle time this often
@@ -50,20 +55,11 @@ NAP_S = 0.02  # how long an idle worker waits for a message before it pulses aga
 class Worker:
     """One engine, one verifier, one collector, driven by messages."""
 
-    def __init__(self, spec: WorkerSpec, connection: Connection, weights_fd: int) -> None:
-        from trimtab.engines.checkpoint import load_policy
-        from trimtab.rollout.sampler import Sampler
-        from trimtab.weights.shared import SharedBlocks
-
-        self._connection = connection
+    def __init__(self, spec: WorkerSpec, connection: Connection, blocks: SharedBlocks, sampler: Sampler) -> None:
+        self._connection, self._blocks = connection, blocks
         self._input = select.poll()  # connection.poll() makes a selector at every call
         self._input.register(connection, select.POLLIN)
-        assert spec.layout is not None
-        self._blocks = SharedBlocks(weights_fd, spec.layout)
-        self._sampler = Sampler.build(
-            load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
-        )
-        self._collector, self._engine = self._sampler.collector, self._sampler.engine
+        self._collector, self._engine = sampler.collector, sampler.engine
         self._probe = spec.probe
         self._clock = Clock(keep=spec.timeline)
         self._name, self._origin = spec.name, spec.origin
@@ -82,9 +78,6 @@ class Worker:
                 for event in events:
                     self._report(event)
             self._pulse()
-
-    def close(self) -> None:
-        self._sampler.close()
 
     def _report(self, event: Result) -> None:
         with self._clock.span("send"):
@@ -173,11 +166,17 @@ def main() -> None:
     """``python -m trimtab.rollout.worker SOCKET LIFELINE WEIGHTS`` (file descriptors)."""
     connection, spec = enter(int(sys.argv[1]), int(sys.argv[2]))
     with told(connection):
-        worker = Worker(spec, connection, int(sys.argv[3]))
-        try:
-            worker.run()
-        finally:
-            worker.close()
+        from trimtab.engines.checkpoint import load_policy
+        from trimtab.rollout.sampler import Sampler
+        from trimtab.weights.shared import SharedBlocks
+
+        assert spec.layout is not None
+        blocks = SharedBlocks(int(sys.argv[3]), spec.layout)
+        sampler = Sampler.build(
+            load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
+        )
+        with closing(sampler):
+            Worker(spec, connection, blocks, sampler).run()
 
 
 if __name__ == "__main__":

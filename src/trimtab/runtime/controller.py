@@ -39,7 +39,8 @@ from trimtab.config.run import LocalOptions
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Delivery, Fate, Finished, Formed, Ticket, Waiting
 from trimtab.records import StoppedByRule, TrimtabError, Version
-from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged, WorkerSpec
+from trimtab.rollout.launch import WorkerProcess
+from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
 from trimtab.runtime.crew import Crew, Gone, Member
 from trimtab.runtime.publisher import Publisher
 from trimtab.runtime.session import Window
@@ -54,11 +55,11 @@ class Controller(threading.Thread):
     """``lock`` guards the pool, the crew and the publisher; ``_changed`` wakes the learner."""
 
     def __init__(
-        self, pool: Pool, options: LocalOptions, make_spec: Callable[[str], WorkerSpec], blocks: SharedBlocks, probe_gap: float
+        self, pool: Pool, options: LocalOptions, launch: Callable[[str], WorkerProcess], blocks: SharedBlocks, probe_gap: float
     ) -> None:
         super().__init__(name="controller", daemon=True)
         self._pool, self._options = pool, options
-        self._crew = Crew(options, make_spec, blocks.fd)
+        self._crew = Crew(options, launch)
         self._publisher = Publisher(self._crew, blocks, options.publish_deadline_s, probe_gap)
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)

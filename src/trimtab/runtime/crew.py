@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from trimtab.config.run import LocalOptions
 from trimtab.records import StoppedByRule
 from trimtab.rollout.launch import WorkerProcess
-from trimtab.rollout.messages import FromWorker, Pulse, ToWorker, WorkerSpec
+from trimtab.rollout.messages import FromWorker, Pulse, ToWorker
 
 log = logging.getLogger(__name__)
 
@@ -43,10 +43,10 @@ class Gone:
 
 
 class Crew:
-    """``options.workers`` processes. A lost one is replaced ``options.restarts`` times in all."""
+    """``options.workers`` processes, each started by ``launch(name)``. A lost one is replaced ``options.restarts`` times in all."""
 
-    def __init__(self, options: LocalOptions, make_spec: Callable[[str], WorkerSpec], weights_fd: int) -> None:
-        self._options, self._make_spec, self._weights_fd = options, make_spec, weights_fd
+    def __init__(self, options: LocalOptions, launch: Callable[[str], WorkerProcess]) -> None:
+        self._options, self._launch = options, launch
         self._members: dict[str, Member] = {}
         self._restarts = 0
         self._selector = selectors.DefaultSelector()
@@ -66,10 +66,10 @@ class Crew:
             self._spawn(f"worker-{i}")
 
     def _spawn(self, name: str) -> None:
-        process = WorkerProcess(self._make_spec(name), self._weights_fd)
+        process = self._launch(name)
         member = self._members[name] = Member(name, process, time.monotonic())
         self._selector.register(process.connection, selectors.EVENT_READ, member)
-        log.info("%s started as process %d", name, process.process.pid)
+        log.info("%s started as process %d", name, process.pid)
 
     def replace(self, member: Member, why: str = "") -> None:
         """End a worker and start another under its name. Raises :class:`StoppedByRule` after ``restarts`` replacements."""

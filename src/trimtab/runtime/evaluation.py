@@ -10,7 +10,7 @@ from pathlib import Path
 from trimtab.engines.checkpoint import Policy, save_policy
 from trimtab.records import StoppedByRule
 from trimtab.rollout.launch import WorkerProcess
-from trimtab.rollout.messages import Broken, Evaluate, Evaluated, WorkerSpec
+from trimtab.rollout.messages import Broken, Evaluate, Evaluated
 from trimtab.runtime.session import Session
 
 log = logging.getLogger(__name__)
@@ -26,8 +26,8 @@ class Evaluations:
     that dies is replaced ``restarts`` times in all, and asked again.
     """
 
-    def __init__(self, session: Session, policy: Policy, make_spec: Callable[[str], WorkerSpec], restarts: int) -> None:
-        self._session, self._policy, self._make_spec, self._restarts = session, policy, make_spec, restarts
+    def __init__(self, session: Session, policy: Policy, launch: Callable[[], WorkerProcess], restarts: int) -> None:
+        self._session, self._policy, self._launch, self._restarts = session, policy, launch, restarts
         self._options = session.config.eval
         self._folder = session.folder.path / "eval"
         self._process: WorkerProcess | None = None
@@ -67,7 +67,7 @@ class Evaluations:
                 self._send(question)
 
     def _start(self) -> None:
-        self._process = WorkerProcess(self._make_spec("evaluator"))
+        self._process = self._launch()
         for question in self._pending.values():
             self._send(question)
 

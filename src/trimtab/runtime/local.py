@@ -11,12 +11,13 @@ from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
+from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import WorkerSpec
 from trimtab.runtime.build import Parts
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.session import Session
-from trimtab.weights.shared import Layout, SharedBlocks
+from trimtab.weights.shared import SharedBlocks
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 512  # most prompts and tokens that engine and learner both score at every publication
 
@@ -33,9 +34,11 @@ class Local:
         session, options = self._session, self._options
         with (
             closing(SharedBlocks.create(session.weights())) as blocks,
-            closing(Evaluations(session, self._parts.policy, self._specs(None), options.restarts)) as evaluations,
+            closing(Evaluations(session, self._parts.policy, lambda: self._launch("evaluator", None), options.restarts)) as evaluations,
         ):
-            controller = Controller(session.pool, options, self._specs(blocks.layout), blocks, session.config.learner.probe_gap)
+            controller = Controller(
+                session.pool, options, lambda name: self._launch(name, blocks), blocks, session.config.learner.probe_gap
+            )
             with closing(controller):
                 session.lock = controller.lock
                 self._loop(controller, evaluations, stopping)
@@ -68,27 +71,24 @@ class Local:
         ]
         return model.score(pack(rollouts, device=model.device, dtype=model.dtype)).tolist()
 
-    def _specs(self, layout: Layout | None) -> Callable[[str], WorkerSpec]:
+    def _launch(self, name: str, blocks: SharedBlocks | None) -> WorkerProcess:
         config = self._session.config
-
-        def make(name: str) -> WorkerSpec:
-            return WorkerSpec(
-                name=name,
-                seed=config.seed,
-                model=str(model_folder(config.model)),
-                task=config.task,
-                verifier=config.verifier,
-                rollout=config.rollout,
-                engine=config.engine,
-                layout=layout,
-                probe=self._probe,
-                threads=self._options.worker_threads,
-                origin=self._session.origin,
-                timeline=config.telemetry.timeline,
-                log=str(self._session.folder.path / "run.log"),
-            )
-
-        return make
+        spec = WorkerSpec(
+            name=name,
+            seed=config.seed,
+            model=str(model_folder(config.model)),
+            task=config.task,
+            verifier=config.verifier,
+            rollout=config.rollout,
+            engine=config.engine,
+            layout=None if blocks is None else blocks.layout,
+            probe=self._probe,
+            threads=self._options.worker_threads,
+            origin=self._session.origin,
+            timeline=config.telemetry.timeline,
+            log=str(self._session.folder.path / "run.log"),
+        )
+        return WorkerProcess(spec, None if blocks is None else blocks.fd)
 
 
 def probe(parts: Parts, temperature: float) -> tuple[Segment, ...]:
