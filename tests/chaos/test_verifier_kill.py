@@ -42,15 +42,19 @@ def test_no_orphan_when_the_owner_is_killed(doing: str, tmp_path: Path) -> None:
     (tmp_path / "busy_scorer.py").write_text(SCORER)
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     owner = subprocess.Popen([sys.executable, "-c", OWNER, doing], env=env)
+    groups: set[int] = set()
     try:
         _wait(lambda: len(list(tmp_path.glob("running-*"))) == 2)
         groups = {int(p.name.removeprefix("running-")) for p in tmp_path.glob("running-*")}
         wanted = 4 if doing == "fork" else 2
         _wait(lambda: len(_alive(groups)) == wanted)
-    finally:
-        owner.send_signal(signal.SIGKILL)
+        owner.kill()
         owner.wait()
-    _wait(lambda: not _alive(groups))
+        _wait(lambda: not _alive(groups))
+    finally:
+        owner.kill()
+        for process in _alive(groups):
+            os.kill(process, signal.SIGKILL)
 
 
 def _alive(groups: set[int]) -> list[int]:

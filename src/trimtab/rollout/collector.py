@@ -13,6 +13,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from trimtab import keyed
 from trimtab.engines.protocol import Completion, Engine, Request
 from trimtab.records import I32, Group, Outcome, Rollout, Segment, Slot, StoppedByRule, TrimtabError
@@ -22,7 +24,7 @@ from trimtab.rollout.render import Renderer
 from trimtab.tasks.protocol import Prompt, Task, Verdict
 from trimtab.tasks.verifier import Verifier
 
-_POLL_S = 0.05  # longest wait for a verdict in one step of a drain
+_POLL_S = 0.01  # longest wait for a verdict in one step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +32,6 @@ class GroupDone:
     """A finished group. ``errors``: why members left it; ``scoring_s``: the scorer's seconds for each verdict."""
 
     group: Group
-    held: int
     errors: tuple[str, ...] = ()
     scoring_s: tuple[float, ...] = ()
 
@@ -57,7 +58,6 @@ class _Work:
     prompt: Prompt
     prompt_ids: I32
     attempt: int
-    held: int
     ids: range  # request ids of the members
     parts: dict[int, tuple[Segment, Completion]] = field(default_factory=dict)
     rollouts: list[Rollout] = field(default_factory=list)
@@ -83,6 +83,7 @@ class Collector:
         self.engine = engine
         self._task, self._verifier, self._renderer = task, verifier, renderer
         self._options, self._seed, self._tag = options, seed, tag
+        self._sampling = options.sampling
         self._max_groups = options.held_batches * options.prompts_per_batch if max_groups is None else max_groups
         self._work: dict[int, _Work] = {}  # by request id, until the member's verdict
         self._groups: dict[Slot, _Work] = {}
@@ -99,11 +100,8 @@ class Collector:
         """How many more groups may be assigned."""
         return max(0, self._max_groups - self.outstanding)
 
-    def assign(self, slot: Slot, row: int, attempt: int, held_version: int | None = None) -> None:
-        """Start a group. ``held_version``: the version admission charged; the engine must not be older than that."""
-        held = self.engine.version if held_version is None else held_version
-        if self.engine.version < held:
-            raise ValueError(f"slot {slot} was admitted at version {held}, the engine serves {self.engine.version}")
+    def assign(self, slot: Slot, row: int, attempt: int) -> None:
+        """Start the group of task row ``row``. A prompt that cannot be had or rendered is a ``GroupFailed`` of the next step."""
         if slot in self._groups:
             raise ValueError(f"slot {slot} is under way already")
         try:
@@ -115,8 +113,9 @@ class Collector:
         o = self._options
         requests = range(self._next_id, self._next_id + o.group_size)
         self._next_id = requests.stop
-        work = self._groups[slot] = _Work(slot, prompt, ids, attempt, held, requests)
-        for member, request in enumerate(requests):
+        work = self._groups[slot] = _Work(slot, prompt, ids, attempt, requests)
+        keys = keyed.fold(self._tag, self._seed, slot.epoch, slot.index, attempt, np.arange(o.group_size))  # keyed.stream of each member
+        for request, key in zip(requests, keys.tolist(), strict=True):
             self._work[request] = work
             self._generating += 1
             self.engine.submit(
@@ -124,19 +123,19 @@ class Collector:
                     id=request,
                     prompt=ids,
                     max_new_tokens=o.max_new_tokens,
-                    sampling=o.sampling,
-                    key=keyed.stream(self._seed, slot.epoch, slot.index, attempt, member, self._tag),
+                    sampling=self._sampling,
+                    key=key,
                     stop_ids=self._renderer.stop_ids,
                 )
             )
 
-    def step(self, block: float = 0.0) -> list[Result]:
-        """One decode step and what the verifier has found: the groups that ended. ``block``: longest wait where only verdicts are out."""
+    def step(self) -> list[Result]:
+        """One decode step and what the verifier has found: the groups that ended. Waits a moment where only verdicts are out."""
         if self._generating:
             for completion in self.engine.step():
                 self._completed(completion)
         idle = not self._generating and not self._results
-        for request, verdict in self._verifier.poll(block if idle else 0.0):
+        for request, verdict in self._verifier.poll(_POLL_S if idle and self._groups else 0.0):
             self._judged(request, verdict)
         results, self._results = self._results, []
         return results
@@ -146,7 +145,7 @@ class Collector:
         until = time.monotonic() + deadline_s
         results: list[Result] = []
         while self.outstanding:
-            results += self.step(block=_POLL_S)
+            results += self.step()
             if self._groups and time.monotonic() > until:
                 waiting = ", ".join(f"({s.epoch}, {s.index})" for s in sorted(self._groups))
                 raise StoppedByRule(f"the groups of slots {waiting} are not finished after {deadline_s:g} s; raise the deadline")
@@ -171,17 +170,12 @@ class Collector:
             self.cancel(slot)
         self._results.clear()
 
-    def close(self) -> None:
-        """Close the engine and the verifier."""
-        self._verifier.close()
-        self.engine.close()
-
     def _completed(self, completion: Completion) -> None:
         work = self._work.get(completion.id)
         if work is None:  # an engine may report what it cancelled
             return
         self._generating -= 1
-        part = assemble.segment(work.prompt_ids, completion, self._options.sampling)
+        part = assemble.segment(work.prompt_ids, completion, self._sampling)
         work.parts[completion.id] = part, completion
         verdict = assemble.unseen(completion, self._options.truncated)
         if verdict is None:
@@ -215,4 +209,4 @@ class Collector:
             source=work.prompt.source,
             rollouts=valid,
         )
-        return GroupDone(group=group, held=work.held, errors=tuple(work.errors), scoring_s=tuple(work.scoring_s))
+        return GroupDone(group=group, errors=tuple(work.errors), scoring_s=tuple(work.scoring_s))

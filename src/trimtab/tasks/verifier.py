@@ -21,6 +21,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import select
 import signal
 import socket
 import struct
@@ -74,11 +75,17 @@ class _Process:
             theirs.close()
             os.close(lifeline)
         self.connection = Connection(ours.detach())
+        self._input = select.poll()
+        self._input.register(self.connection, select.POLLIN)
         self._held = os.fdopen(held, "wb")  # closed when we die: the process group is killed
         self.calls: deque[_Call] = deque()
         self.ready = False
         self.since = time.monotonic()
         self.connection.send((spec, options.deadline_s, options.memory_gib))
+
+    def has_message(self) -> bool:
+        """``connection.poll()`` without building a selector for every message."""
+        return bool(self._input.poll(0))
 
     def send(self, calls: list[_Call]) -> None:
         self.calls.extend(calls)
@@ -173,7 +180,7 @@ class Verifier:
     def _receive(self, process: _Process, done: list[tuple[int, Verdict]]) -> None:
         """Take in what the process has to say; replace it if it died or its running call is overdue."""
         try:
-            while process.connection.poll():
+            while process.has_message():
                 message: str | Answer | None = process.connection.recv()
                 process.since = time.monotonic()
                 if isinstance(message, tuple):
@@ -213,18 +220,23 @@ class Verifier:
             self._queue.extendleft(c for c in reversed(process.calls) if not c.cancelled)
             score = 0.0 if outcome is Outcome.TIMEOUT else math.nan
             self._verdict(call, Verdict(score=score, outcome=outcome, detail=detail, seconds=time.monotonic() - process.since), done)
+        else:
+            self._count_failure(f"{outcome.value}: {detail}")
         self._processes[self._processes.index(process)] = _Process(self._spec, self._options)
 
     def _verdict(self, call: _Call, verdict: Verdict, done: list[tuple[int, Verdict]]) -> None:
         if not call.cancelled:
             done.append((call.key, verdict))
             self._pending -= 1
-        if verdict.outcome not in (Outcome.ERROR, Outcome.TIMEOUT):
+        if verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+            self._count_failure(f"{verdict.outcome.value}: {verdict.detail}")
+        else:
             self._failures = 0
-            return
+
+    def _count_failure(self, why: str) -> None:
         self._failures += 1
         if self._failures >= self._options.max_failures:
             raise StoppedByRule(
-                f"verifier.max_failures = {self._options.max_failures}: that many calls in a row of scorer {self._spec.name} failed, "
-                f"the last with {verdict.outcome.value}: {verdict.detail}; repair the scorer or raise the limit"
+                f"verifier.max_failures = {self._options.max_failures}: scorer {self._spec.name} failed that many times in a row, "
+                f"the last with {why}; repair the scorer or raise the limit"
             )

@@ -100,14 +100,11 @@ def _set_soft(what: int, soft: int) -> None:
 
 def serve(connection: Connection, scorer: Scorer, deadline_s: float) -> None:
     """Score until the parent closes the connection."""
-    me = os.getpid()
     while True:
         calls: list[tuple[Prompt, str]] = connection.recv()
         for prompt, response in calls:
             limit_cpu(deadline_s)
             v = judge(scorer, prompt, response)
-            if os.getpid() != me:  # the scorer forked and its child came back here
-                os._exit(0)
             answer: Answer = (v.score, v.outcome.value, v.detail, v.seconds)
             connection.send(answer)
 
@@ -128,11 +125,12 @@ def main() -> None:
     except BaseException as error:  # noqa: BLE001 - the parent raises it as the reason the scorer does not load
         connection.send(f"the scorer does not load ({describe(error)})")
         return
-    os.register_at_fork(after_in_child=connection.close)  # or a forked child would hide our death from the parent
+    # A child that a scorer forks must neither answer for us nor hide our death from the parent.
+    os.register_at_fork(after_in_child=connection.close)
     connection.send(None)
     try:
         serve(connection, scorer, deadline_s)
-    except (EOFError, OSError):  # the parent closed the connection
+    except (EOFError, OSError):  # the parent closed the connection, or we are such a child
         return
 
 

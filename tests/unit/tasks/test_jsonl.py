@@ -110,6 +110,7 @@ def test_other_refusals(tmp_path: Path) -> None:
         ({"eval_path": "b", "eval_rows": 3}, "leave out task.eval_rows"),
         ({"columns": {"messages": "m"}, "template": "x"}, "leave out task.template"),
         ({"columns": {"answer": None}}, "set task.columns.answer"),
+        ({"reward": "m:f", "answer_after": "="}, "a reward function sees the whole response"),
         ({"system": "x"}, "needs task.chat = true"),
         ({"colums": {}}, "Extra inputs are not permitted"),
     ],

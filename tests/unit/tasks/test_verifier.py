@@ -162,8 +162,24 @@ def test_the_breaker_names_the_scorer_and_the_last_error(spec: FunctionScorer, r
     with Verifier(VerifierOptions(max_failures=3), spec) as verifier, pytest.raises(StoppedByRule) as error:
         verdicts(verifier, ["4"] + [response] * 10)
     assert "verifier.max_failures = 3" in str(error.value)
-    assert "scorer hostile_scorer:score failed" in str(error.value)
+    assert "scorer hostile_scorer:score failed that many times in a row" in str(error.value)
     assert last in str(error.value)
+
+
+def test_a_scorer_that_dies_while_idle_is_not_restarted_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = "import os, threading\nthreading.Timer(0.05, os._exit, [5]).start()\ndef score(prompt, response, answer, data): return 1.0\n"
+    (tmp_path / "fading.py").write_text(body)
+    monkeypatch.syspath_prepend(tmp_path)
+    last = "the last with error: the scorer's process ended with code 5"
+    with Verifier(VerifierOptions(max_failures=3), FunctionScorer("fading:score")) as verifier, pytest.raises(StoppedByRule, match=last):
+        poll_for(verifier, 60)
+
+
+def poll_for(verifier: Verifier, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        verifier.poll()
+        time.sleep(0.05)
 
 
 def test_the_breaker_counts_failures_in_a_row_only(spec: FunctionScorer) -> None:
