@@ -22,8 +22,8 @@ from trimtab.config.run import LockstepOptions
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Finished, Formed, Ticket
-from trimtab.records import StoppedByRule, Version
-from trimtab.rollout.collector import GroupDone, GroupFailed
+from trimtab.records import Slot, StoppedByRule, Version
+from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
 from trimtab.runtime.session import Session, Window
 from trimtab.store.tree import StateTree
@@ -31,6 +31,9 @@ from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
 
 WORKER = "lockstep"
+POLL_S = 0.05  # longest wait for a verdict where nothing else is to be done
+
+Snapshot = tuple[int, dict[str, Tensor]]  # version number, weights
 
 
 def pool_options(options: LockstepOptions, straggler_deadline_s: float = 3600.0) -> PoolOptions:
@@ -48,7 +51,9 @@ class Lockstep:
         self._pool: Pool = session.pool
         self._times: list[Times] = []
         # Weights after the last lag + 1 consumed batches, oldest first; only swap_every needs more than the newest.
-        self._snapshots: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=options.lag + 1)
+        self._snapshots: deque[Snapshot] = deque(maxlen=options.lag + 1)
+        if options.swap_every:
+            session.after_batch = self._remember
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
@@ -61,27 +66,22 @@ class Lockstep:
             if formed is None:
                 return True
             self._session.consume(formed, self._publish_newest, self._window, lambda: "learner waits for its own sampling")
-            if self._options.swap_every:
-                self._remember()
         return False
 
     # ------------------------------------------------------------------------------------------------ generation
     def _next(self) -> Formed | None:
-        """Admit and finish everything that is due, then form."""
-        if self._options.swap_every:
-            self._start_old()
-        steps = 0
+        """Admit and finish everything that is due, in rounds, then form; a second round generates the retries of the first.
+
+        A round is admitted whole before it starts and settled in order of slot when it is over, so that nothing depends on when
+        a verdict came: neither which rows are decoded together nor what the pool sees first.
+        """
         while True:
-            admitted = self._admit()
-            if not (admitted or self._collector.outstanding):
+            ladder = self._ladder()
+            self._swap(ladder, 0)
+            if not self._admit():
                 break
-            while self._collector.outstanding:
-                if self._options.swap_every and steps and steps % self._options.swap_every == 0:
-                    self._swap(steps // self._options.swap_every)
-                for event in self._collector.step():
-                    self._settle(event)
-                steps += 1
-                self._admit()
+            for event in sorted(self._round(ladder), key=_slot):
+                self._settle(event)
         formed = self._pool.form()
         if isinstance(formed, Finished):
             return None
@@ -90,16 +90,26 @@ class Lockstep:
         return formed
 
     def _admit(self) -> int:
+        """Assign everything the pool admits; how much may be under way is its business alone."""
         admitted = 0
-        while self._collector.room():
-            ticket = self._pool.admit(WORKER, self._engine.version, time.monotonic())
-            if not isinstance(ticket, Ticket):
-                break
+        while isinstance(ticket := self._pool.admit(WORKER, self._engine.version, time.monotonic()), Ticket):
             self._collector.assign(ticket.slot, ticket.prompt, ticket.attempt)
             admitted += 1
         return admitted
 
-    def _settle(self, event: GroupDone | GroupFailed) -> None:
+    def _round(self, ladder: Sequence[Snapshot]) -> list[Result]:
+        """Generate and score what is admitted, moving up the ladder of weights every ``swap_every`` decode steps."""
+        events: list[Result] = []
+        steps = 0
+        every = self._options.swap_every
+        while self._collector.outstanding:
+            if every and self._engine.running and steps % every == 0:
+                self._swap(ladder, steps // every)
+            events += self._collector.step(block=POLL_S)
+            steps += 1
+        return events
+
+    def _settle(self, event: Result) -> None:
         if isinstance(event, GroupDone):
             self._pool.deliver(WORKER, event.group)
         else:
@@ -117,12 +127,15 @@ class Lockstep:
         copy = {name: tensor.clone() for name, tensor in self._session.weights().items()}
         self._snapshots.append((self._session.version.number, copy))
 
-    def _start_old(self) -> None:
-        number, weights = self._snapshots[0]
-        self._publish(Version(self._session.version.incarnation, number), weights)
+    def _ladder(self) -> Sequence[Snapshot]:
+        """The weights a batch is sampled by under ``swap_every``, oldest first; while the pool calibrates at lag 0, the newest alone."""
+        return list(self._snapshots) if self._pool.bounds.max_lag else list(self._snapshots)[-1:]
 
-    def _swap(self, index: int) -> None:
-        number, weights = self._snapshots[min(index, len(self._snapshots) - 1)]
+    def _swap(self, ladder: Sequence[Snapshot], rung: int) -> None:
+        """Serve the weights at ``rung``, or the newest; nothing where they are served already, or without ``swap_every``."""
+        if not ladder:
+            return
+        number, weights = ladder[min(rung, len(ladder) - 1)]
         if number != self._engine.version:
             self._publish(Version(self._session.version.incarnation, number), weights)
 
@@ -137,3 +150,7 @@ class Lockstep:
 
     def restore(self, snapshots: Sequence[tuple[int, Mapping[str, Tensor]]]) -> None:
         self._snapshots.extend((number, dict(weights)) for number, weights in snapshots)
+
+
+def _slot(event: Result) -> Slot:
+    return event.group.slot if isinstance(event, GroupDone) else event.slot

@@ -114,11 +114,12 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     status: Status = "failed"
     reason = ""
     try:
+        run = _runtime(session, parts, saved)  # before the first checkpoint: the runtime's part belongs to it
         with stop_signals() as stopping:
             if saved is None:
                 _evaluate(session, parts, "before")
                 session.checkpoint()
-            finished = _runtime(session, parts, saved)(stopping)
+            finished = run(stopping)
             session.checkpoint()
             status = "done" if finished else "interrupted"
         if finished:

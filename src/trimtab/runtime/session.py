@@ -90,6 +90,7 @@ class Session:
         self._cpu = time.process_time()
         self._stop: Event | None = None
         self.more_parts: Callable[[], dict[str, StateTree]] = dict  # what the runtime adds to a checkpoint
+        self.after_batch: Callable[[], None] = lambda: None  # what the runtime does at every batch, applied or not, before a checkpoint
 
     # ------------------------------------------------------------------------------------------------ open and close
     def open(self) -> None:
@@ -120,6 +121,7 @@ class Session:
         with self.lock:
             self.pool.consumed(self.version.number)
         self.consumed += 1
+        self.after_batch()
         failed: TrimtabError | None = None
         if applied:
             with self.clock.span("publish"):
