@@ -31,7 +31,6 @@ from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
 
 WORKER = "lockstep"
-POLL_S = 0.05  # longest wait for a verdict where nothing else is to be done
 
 Snapshot = tuple[int, dict[str, Tensor]]  # version number, weights
 
@@ -105,7 +104,7 @@ class Lockstep:
         while self._collector.outstanding:
             if every and self._engine.running and steps % every == 0:
                 self._swap(ladder, steps // every)
-            events += self._collector.step(block=POLL_S)
+            events += self._collector.step()
             steps += 1
         return events
 

@@ -79,7 +79,7 @@ class JsonlOptions(PromptOptions):
             raise ValueError("task.eval_path takes all rows of its file: leave out task.eval_rows and task.eval_fraction")
         if self.columns.messages is not None and self._changed("template", "chat", "system"):
             raise ValueError("task.columns.messages brings whole conversations: leave out task.template, task.chat and task.system")
-        if self.reward != "exact" and "answer_after" in self.model_fields_set:
+        if self.reward != "exact" and self._changed("answer_after"):
             raise ValueError('task.answer_after is for task.reward = "exact": a reward function sees the whole response')
         if self.reward == "exact" and self.columns.answer is None:
             raise ValueError('task.reward = "exact" compares with an answer: set task.columns.answer')
