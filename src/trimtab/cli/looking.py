@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +19,7 @@ AGE_STYLES = ("", "green", "cyan", "blue", "magenta", "red")
 
 
 def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None:
-    """Rollouts of a batch: prompt, response with the age of each token below it, score and outcome."""
+    """Rollouts of a batch: prompt and response colored by age, the age of each token in runs, score and outcome."""
     from trimtab.engines.checkpoint import load_tokenizer
     from trimtab.store.rollout_log import last_batch, read
 
@@ -47,16 +48,15 @@ def _print(console: Console, decode: object, group: Group, rollout: Rollout, ver
     head = f"slot ({group.slot.epoch}, {group.slot.index}) row {group.prompt} member {rollout.member}"
     console.print(Text.assemble((head, "dim"), f"  score {rollout.score:g}  {rollout.outcome.value}  {rollout.stop.value}"))
     for segment in rollout.segments:
-        text, ages = Text("  "), Text("  ", style="dim")
+        text, ages = Text("  "), []
         for token, action, v in zip(segment.tokens, segment.action_mask, segment.versions, strict=True):
-            piece = str(decode([int(token)])).replace("\n", "\\n")
-            age = int(version - v) if action else -1
-            mark = str(age) if action else ""
-            width = max(len(piece), len(mark)) + (1 if action else 0)
-            text.append(piece.ljust(width) if action else piece, style=AGE_STYLES[min(age, len(AGE_STYLES) - 1)] if action else "dim")
-            ages.append(mark.ljust(width) if action else " " * len(piece))
+            age = int(version - v)
+            style = AGE_STYLES[min(age, len(AGE_STYLES) - 1)] if action else "dim"
+            text.append(str(decode([int(token)])).replace("\n", "\\n"), style=style)
+            ages += [age] if action else []
+        runs = ", ".join(f"{age} x{len(list(same))}" for age, same in groupby(ages))
         console.print(text, soft_wrap=True)
-        console.print(ages, soft_wrap=True)
+        console.print(Text(f"  age of each token: {runs}", style="dim"), soft_wrap=True)
 
 
 def report(paths: Sequence[Path], out: Path | None) -> None:

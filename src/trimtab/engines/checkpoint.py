@@ -64,7 +64,9 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     folder = Path(path)
     check_folder(folder)
     from transformers import Qwen2ForCausalLM
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()  # a bar a process would tear the live display
     tokenizer = load_tokenizer(folder)
     try:
         # The stub of from_pretrained does not know that it returns a pair here.
