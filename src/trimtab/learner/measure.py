@@ -119,8 +119,9 @@ def _steps(results: Sequence[UpdateResult], metrics: Metrics) -> None:
         metrics.put("step/applied", r.applied)
         metrics.put("grad/raw_norm", r.raw_norm)
         metrics.put("grad/norm", r.norm)
-        metrics.put("step/multiplier", r.multiplier)
         metrics.put("step/lr", r.lr)
+        if r.applied:
+            metrics.put("step/multiplier", r.multiplier)
         if r.cosine is not None:
             metrics.put("grad/cosine", r.cosine)
         if r.invalid_tokens:

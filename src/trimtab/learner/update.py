@@ -34,8 +34,8 @@ class UpdateResult:
 
     applied: bool
     reason: str
-    multiplier: float = 0.0
-    lr: float = 0.0
+    multiplier: float = 0.0  # 0 where nothing was applied
+    lr: float = 0.0  # the schedule's, before the multiplier
     raw_norm: float = 0.0
     norm: float = 0.0
     cosine: float | None = None
@@ -81,7 +81,7 @@ class Learner:
     def _update(self, groups: Sequence[Group], batch: Batch, mini_step: int, lag_zero: bool) -> UpdateResult:
         notes = Notes()
         self.optimizer.zero_grad()
-        result = UpdateResult(applied=False, reason="", notes=notes)
+        result = UpdateResult(applied=False, reason="", lr=self.optimizer.lr, notes=notes)
         try:
             signal = self._accumulate(groups, batch, mini_step, notes, result)
             if not signal:
@@ -258,7 +258,7 @@ class Learner:
                 raise Refused(verdict.reason)
             if isinstance(multiplier, Refuse):
                 raise Refused(multiplier.reason)
-            result.lr = self.optimizer.step(multiplier)
+            self.optimizer.step(multiplier)
             result.applied, result.multiplier = True, multiplier
 
     # ------------------------------------------------------------------------------------------------ state

@@ -47,7 +47,7 @@ _ALL = (
     Metric("reward/mean", "reward", MEAN, "shaped reward of the rollouts trained on", UP),
     Metric("accuracy/train", "rate", MEAN, "share of the rollouts trained on that the verifier called correct", UP),
     Metric("ess/ratio", "rate", MEAN, "effective sample size of the raw sequence importance ratios over the number of rollouts", UP),
-    Metric("ess/ratio_truncated", "rate", MEAN, "the same after the weighing method's cut", UP),
+    Metric("ess/ratio_truncated", "rate", MEAN, "the same with the ratios truncated at 8, the cut of VCPO's recipes", UP),
     Metric("kl/k1", "nats", MEAN, "mean of log behavior - log current per token", DOWN),
     Metric("kl/k3", "nats", MEAN, "mean of r - 1 - log r per token, r the token importance ratio", DOWN),
     Metric("entropy/mean", "nats", MEAN, "entropy of the current policy per token"),
