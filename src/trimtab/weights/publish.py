@@ -98,6 +98,8 @@ class Publication:
     def lost(self, replica: str, now: float) -> None:
         """A replica has died: it no longer counts."""
         self._quorum.discard(replica)
+        for answered in (self._staged, self._committed):  # another may join under its name
+            answered.pop(replica, None)
         self._settle(now)
 
     def expire(self, now: float) -> None:
