@@ -28,10 +28,11 @@ class Running:
 
 
 class Rows:
-    """Rows ``0 .. n-1`` are in use; all columns have room for ``slots`` rows."""
+    """Rows ``0 .. n-1``, those in ``holes`` free; all columns have room for ``slots`` rows."""
 
     def __init__(self, slots: int) -> None:
         self.n = 0
+        self.holes: list[int] = []  # free places below n
         self.cut = 0  # rows whose distribution is cut
         self.running: list[Running | None] = [None] * slots  # None: the place is free
         self.last = np.zeros(slots, np.int64)  # the next input token ...
@@ -83,8 +84,14 @@ class Rows:
         running = self.running[row]
         assert running is not None
         self.running[row] = None
+        self.holes.append(row)
         self.cut -= running.request.sampling.cut
         return running
+
+    def take_free(self) -> list[int]:
+        """All free places, the holes first; the caller starts rows there in this order, and drops the holes that remain."""
+        holes, self.holes = sorted(self.holes), []
+        return [*holes, *range(self.n, len(self.running))]
 
     def samplings(self) -> list[Sampling]:
         """Of the rows in use; every place below ``n`` is taken while a step decodes."""

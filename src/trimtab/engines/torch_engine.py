@@ -90,7 +90,7 @@ class TorchEngine:
 
     @property
     def running(self) -> int:
-        return sum(row is not None for row in self._rows.running)
+        return self._rows.n - len(self._rows.holes)
 
     def submit(self, request: Request) -> None:
         """Queue a request. Raises ``TrimtabError`` where it cannot be run: no context, too long, or no distribution."""
@@ -157,16 +157,15 @@ class TorchEngine:
 
     def _fill(self) -> None:
         """Start waiting requests at free places; close the gaps that remain."""
-        rows = self._rows
-        holes = [row for row in range(rows.n) if rows.running[row] is None]
-        free = holes + list(range(rows.n, self.slots))
+        rows, in_use = self._rows, self._rows.n
+        free = rows.take_free()
         starting = self._waiting.take(len(free))
         for row, ready in zip(free, starting, strict=False):
             if ready.keys is not None:
                 self._cache.put(row, ready.keys)
             rows.start(row, ready.request, ready.uniform, self.version, self.incarnation)
-        for row in reversed(holes[len(starting) :]):
-            # From the highest gap down, the last row is the gap itself or a running one.
+        for row in reversed([row for row in free[len(starting) :] if row < in_use]):
+            # From the highest hole down, the last row is the hole itself or a running one.
             self._cache.move(rows.n - 1, row, int(rows.position[rows.n - 1]))
             rows.drop_last(into=row)
 

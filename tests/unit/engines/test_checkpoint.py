@@ -11,8 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.support.tiny import tiny_folder, tiny_policy
+from transformers import AutoModelForCausalLM
 
 from trimtab.engines.checkpoint import Policy, check_folder, load_policy, save_policy
+from trimtab.engines.kv import install
 from trimtab.records import TrimtabError
 
 
@@ -46,6 +48,17 @@ def test_dtype_applies_to_weights_and_not_to_rotary_frequencies(tmp_path: Path) 
     loaded = load_policy(tiny_folder(tmp_path / "model"), dtype=torch.bfloat16)
     assert {p.dtype for p in loaded.model.parameters()} == {torch.bfloat16}
     assert loaded.model.model.rotary_emb.inv_freq.dtype == torch.float32
+
+
+def test_what_an_engine_served_is_an_ordinary_folder(tmp_path: Path) -> None:
+    policy = tiny_policy()
+    install(policy.model)
+    save_policy(policy.model, policy.tokenizer, tmp_path / "model")
+    assert "trimtab" not in (tmp_path / "model" / "config.json").read_text()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    ids = torch.tensor([[1, 5, 9, 4]])
+    with torch.no_grad():
+        assert torch.equal(model(ids).logits, tiny_policy().model(ids).logits)
 
 
 def test_a_sharded_folder_loads(tmp_path: Path) -> None:

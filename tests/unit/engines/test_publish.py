@@ -55,19 +55,20 @@ def test_after_a_swap_new_requests_equal_a_cold_engine(tied: bool, cache_policy:
         assert set(warm[i].versions.tolist()) == {1}
 
 
-def test_waiting_requests_start_under_the_weights_that_are_served_then() -> None:
+@pytest.mark.parametrize("cache_policy", ["recompute", "keep"])
+def test_waiting_requests_start_under_the_weights_that_are_served_then(cache_policy: str) -> None:
     old, new = policies()
-    for cache_policy in ("recompute", "keep"):
-        engine = TorchEngine(old, OPTIONS.model_copy(update={"cache_policy": cache_policy, "slots": 2}))
-        batch = [replace(r, max_new_tokens=6) for r in requests(6)]
-        for request in batch:
-            engine.submit(request)
-        done = {c.id: c for _ in range(6) for c in engine.step()}  # the first two; the keys of the others are ready
-        publish(engine, 1, weights(new))
-        done |= drain(engine, 4)
-        for request in batch:
-            model = old.model if request.id < 2 else new.model
-            np.testing.assert_allclose(done[request.id].logp, score_whole(model, request.prompt, done[request.id].tokens), rtol=1e-6)
+    engine = TorchEngine(old, OPTIONS.model_copy(update={"cache_policy": cache_policy, "slots": 2}))
+    batch = [replace(r, prompt=np.arange(3, 12 + r.id, dtype=np.int32), max_new_tokens=3 if r.id == 0 else 6) for r in requests(6)]
+    for request in batch:
+        engine.submit(request)
+    # Request 0 ends, 2 starts; 3 was made ready with it (its prompt's keys are computed) and waits for a place.
+    done = {c.id: c for _ in range(5) for c in engine.step()}
+    publish(engine, 1, weights(new))
+    done |= drain(engine, 5)
+    assert [done[i].versions.tolist() for i in range(6)] == [[0] * 3, [0] * 5 + [1], [0] * 2 + [1] * 4, [1] * 6, [1] * 6, [1] * 6]
+    for request in batch[3:]:
+        np.testing.assert_allclose(done[request.id].logp, score_whole(new.model, request.prompt, done[request.id].tokens), rtol=1e-6)
 
 
 def test_rows_that_span_versions_recompute_their_cache() -> None:
