@@ -133,3 +133,18 @@ def test_exact_match(tmp_path: Path) -> None:
     assert judge(scorer, prompt, f" so = {prompt.answer} ").outcome is Outcome.CORRECT
     assert judge(scorer, prompt, f"= {prompt.answer}0").outcome is Outcome.WRONG
     assert judge(scorer, prompt, "=").outcome is Outcome.UNPARSEABLE
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"eval_path": "b"},
+        {"columns": {"messages": "m"}, "reward": "m:f"},
+        {"columns": {"answer": None}, "reward": "m:f"},
+        {"chat": True, "system": "s", "answer_after": "="},
+    ],
+)
+def test_resolved_options_load_again(options: dict) -> None:
+    """A run folder keeps every field, defaults included."""
+    resolved = JsonlOptions(path="a", **options)
+    assert JsonlOptions.model_validate(resolved.model_dump()) == resolved
