@@ -187,20 +187,21 @@ def test_why_a_row_ends() -> None:
 
 def test_cancel_frees_the_place_and_changes_nobody_else() -> None:
     policy = tiny_policy(dtype=torch.float64)
-    batch = [replace(r, max_new_tokens=20) for r in requests(12)]
+    batch = [replace(r, max_new_tokens=20 if r.id else 3) for r in requests(12)]
     whole = generate(TorchEngine(policy, replace_slots(WIDE, 4)), batch)
     engine = TorchEngine(policy, replace_slots(WIDE, 4))
     for request in batch:
         engine.submit(request)
-    for _ in range(5):
-        assert engine.step() == []
+    assert [c.id for _ in range(5) for c in engine.step()] == [0]
     assert engine.running == 4
     engine.cancel(1)  # running
-    engine.cancel(9)  # waiting, ready or not
-    engine.cancel(99)  # not here
+    engine.cancel(5)  # waiting, made ready together with 4, which took the place of 0
+    engine.cancel(9)  # waiting
+    engine.cancel(0)  # has ended
+    engine.cancel(99)  # never was here
     assert engine.running == 3
-    rest = drain(engine, 10)
-    assert set(rest) == set(range(12)) - {1, 9}
+    rest = drain(engine, 8)
+    assert set(rest) == set(range(12)) - {0, 1, 5, 9}
     assert all(rest[i].tokens.tolist() == whole[i].tokens.tolist() for i in rest)
     for request in batch:
         engine.submit(request)
