@@ -1,8 +1,16 @@
 """Reward functions of the tests' runs; loaded in the verifier's process, so this module imports next to nothing."""
 
+import time
+
 from trimtab.records import Json
 
 
 def digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
     """1 for a response with the digit 1 in it: a random policy finds some, so that groups are mixed from the first batch on."""
     return float("1" in response)
+
+
+def slow_digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
+    """The same after a moment that depends on the response, so that verdicts come in bursts, long after the engine is done."""
+    time.sleep(0.02 * (len(response) % 3 == 0))
+    return digit(prompt, response, answer, data)

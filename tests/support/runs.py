@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
+import pytest
 from torch import Tensor
 
 from support.tiny import tiny_folder
@@ -15,7 +17,8 @@ from trimtab.config.run import RunConfig
 from trimtab.engines.digest import weights_digest
 from trimtab.records import Json, Rollout
 from trimtab.report.summary import Summary
-from trimtab.runtime.run import start
+from trimtab.runtime import run as running
+from trimtab.runtime.session import Observer
 from trimtab.store import checkpoint, rollout_log
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
@@ -52,22 +55,30 @@ def config(folder: Path, methods: Sequence[Json], **tables: Mapping[str, Json]) 
     return validate(table)
 
 
-class Silent:
-    """An observer that remembers what it was told."""
+class Quiet:
+    """An observer that tells nobody."""
 
-    def __init__(self) -> None:
-        self.records: list[BatchRecord] = []
-
-    def batch(self, record: BatchRecord, waiting_for: str) -> None:
-        self.records.append(record)
-
+    def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
     def event(self, event: Event) -> None: ...
-
     def evaluated(self, batch: int, accuracy: float) -> None: ...
 
 
-def train(run: RunConfig, path: Path) -> Summary:
-    return start(run, path, Silent())
+@contextmanager
+def _undrawn() -> Iterator[None]:
+    """No report at the end: drawing takes longer than these runs, and has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(running, "_report", lambda folder: None)
+        yield
+
+
+def train(config: RunConfig, path: Path, observer: Observer | None = None) -> Summary:
+    with _undrawn():
+        return running.start(config, path, observer or Quiet())
+
+
+def resume(path: Path, observer: Observer | None = None) -> Summary:
+    with _undrawn():
+        return running.resume(path, [], observer or Quiet())
 
 
 def weights_after(path: Path, batches: int) -> dict[str, Tensor]:
@@ -86,9 +97,11 @@ def furthest(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> float:
 
 
 def trained(path: Path) -> dict[tuple[int, int, int], Rollout]:
-    """Every rollout trained on, by (epoch, index, member)."""
+    """Every rollout trained on, by (epoch, index, member); fails where one was trained on twice."""
     groups = [g for entry in rollout_log.read(path / "rollouts") if entry.trained for g in entry.groups]
-    return {(g.slot.epoch, g.slot.index, r.member): r for g in groups for r in g.rollouts}
+    by_key = {(g.slot.epoch, g.slot.index, r.member): r for g in groups for r in g.rollouts}
+    assert len(by_key) == sum(len(g.rollouts) for g in groups)
+    return by_key
 
 
 def tokens(path: Path) -> dict[tuple[int, int, int], list[int]]:
