@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from trimtab.config.load import validate
+from trimtab.config.load import read_resolved, validate
 from trimtab.config.models import model_folder
 from trimtab.records import Group, Rollout, TrimtabError
 from trimtab.store.run_folder import RunFolder
@@ -24,7 +23,7 @@ def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None
     from trimtab.store.rollout_log import last_batch, read
 
     folder = RunFolder.open(path)
-    config = validate(json.loads(folder.config_json.read_text()))
+    config = validate(read_resolved(folder.config_json))
     tokenizer = load_tokenizer(model_folder(config.model))
     wanted = last_batch(folder.rollouts) if batch is None else batch
     entries = [] if wanted is None else list(read(folder.rollouts, [wanted]))

@@ -14,14 +14,14 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     import torch
 
     torch.set_num_threads(1)
-    from trimtab.config.load import load, override, validate
+    from trimtab.config.load import load, override, read_resolved, validate
     from trimtab.config.models import model_folder
     from trimtab.engines.checkpoint import load_policy
     from trimtab.rollout.sampler import Sampler
 
     run = Path(source)
     if (run / "config.json").is_file() and not (run / "model.safetensors").is_file():
-        config = validate(override(json.loads((run / "config.json").read_text()), overrides))
+        config = validate(override(read_resolved(run / "config.json"), overrides))
         folder = model or run / "model"
         if model is None and not folder.is_dir():
             raise TrimtabError.field("run", source, "it has not ended, so it has no model folder; name one with --model")

@@ -36,7 +36,7 @@ SHOWN = (
 
 
 class Progress:
-    """An observer of the session, and the context it is shown in."""
+    """An observer of the session, and the context it is shown in. Silent until the run has begun: what cannot begin is one sentence."""
 
     def __init__(self, config: RunConfig, path: Path) -> None:
         self._config, self._path = config, path
@@ -49,19 +49,26 @@ class Progress:
         self._live = Live(console=self._console, refresh_per_second=4, transient=False) if self._console.is_terminal else None
         self._begun = time.monotonic()
         self._first: int | None = None
+        self._shown = False
 
     def __enter__(self) -> Self:
+        return self
+
+    def _begin(self) -> None:
+        if self._shown:
+            return
+        self._shown = True
         names = ", ".join(m.name for m in self._config.chain().methods)
         self._console.print(f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}")
         if self._live is not None:
             self._live.start()
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._live is not None:
             self._live.stop()
 
     def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        self._begin()
         self._recent.append(record)
         self._waiting = waiting_for
         self._first = record.batch if self._first is None else self._first
@@ -72,16 +79,18 @@ class Progress:
             self._console.print(self._line(record), highlight=False, soft_wrap=True)
 
     def event(self, event: Event) -> None:
+        self._begin()
         self._events.append(f"batch {event.batch}: {event.name}: {event.message}")
         if self._live is None:
             self._console.print(f"{event.severity.value}: {self._events[-1]}", highlight=False, soft_wrap=True)
 
     def evaluated(self, batch: int, accuracy: float) -> None:
+        self._begin()
         self._held_out = f"{accuracy:.3f} after {batch} batches"
         if self._live is None:
             self._console.print(f"held-out accuracy {self._held_out}", highlight=False)
 
-    def _shown(self) -> list[tuple[str, str]]:
+    def _averages(self) -> list[tuple[str, str]]:
         out = []
         for label, name, form in SHOWN:
             values = [v for r in self._recent if (v := r.value(name)) is not None]
@@ -94,13 +103,13 @@ class Progress:
         return f"{int(left) // 60}:{int(left) % 60:02d}"
 
     def _line(self, record: BatchRecord) -> str:
-        values = "  ".join(f"{label} {value}" for label, value in self._shown())
+        values = "  ".join(f"{label} {value}" for label, value in self._averages())
         waits = f"  {self._waiting}" if self._waiting else ""
         return f"batch {record.batch + 1}/{self._config.learner.batches}  {values}  left {self._left(record)}{waits}"
 
     def _view(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        shown = self._shown()
+        shown = self._averages()
         half = (len(shown) + 1) // 2
         for row in (shown[:half], shown[half:]):
             table.add_row(*[Text.assemble((f"{label} ", "dim"), value) for label, value in row])

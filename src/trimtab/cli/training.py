@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from trimtab.config.load import load, override, read_table, validate
+from trimtab.config.load import load, override, read_resolved, read_table, validate
 from trimtab.config.run import RunConfig
-from trimtab.records import Json
 from trimtab.report.summary import Summary
 
 EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
@@ -52,12 +51,10 @@ def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
 
 def resume(path: Path, overrides: Sequence[str]) -> int:
     """Go on; the exit code."""
-    import json
-
     from trimtab.cli.progress import Progress
     from trimtab.store.run_folder import RunFolder
 
-    table: dict[str, Json] = json.loads(RunFolder.open(path).config_json.read_text())
+    table = read_resolved(RunFolder.open(path).config_json)
     _one_thread()
     from trimtab.runtime.run import changed
     from trimtab.runtime.run import resume as go_on

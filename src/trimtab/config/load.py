@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import difflib
+import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import cast
+from typing import cast, get_args
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
@@ -31,47 +33,63 @@ def read_table(source: str) -> Table:
     path = Path(source)
     if path.suffix != ".toml" and source in presets():
         text = resources.files("trimtab.config").joinpath("presets", f"{source}.toml").read_text()
-    elif path.is_file():
-        text = path.read_text()
     else:
-        raise TrimtabError.field("config", source, f"no such file, and no preset of that name (presets: {', '.join(presets())})")
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (FileNotFoundError, IsADirectoryError):
+            raise TrimtabError.field(
+                "config", source, f"no such file, and no preset of that name (presets: {', '.join(presets())})"
+            ) from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise TrimtabError.field("config", source, f"cannot be read ({error})") from None
     try:
         return cast(Table, tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise TrimtabError.field("config", source, f"not valid TOML: {error}") from None
 
 
+def read_resolved(path: Path) -> Table:
+    """The configuration that a run folder keeps as ``config.json``."""
+    try:
+        table: Json = json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise TrimtabError(f"{path} cannot be read ({error}); restore it from a copy") from None
+    if not isinstance(table, dict):
+        raise TrimtabError(f"{path} is not a JSON object; restore it from a copy")
+    return table
+
+
 def override(table: Table, assignments: Sequence[str]) -> Table:
-    """``learner.optimizer.lr=3e-4`` style assignments on a copy of the table; values are TOML, anything else is a string."""
-    out = _copy(table)
-    for assignment in assignments:
+    """``learner.optimizer.lr=3e-4`` style assignments on a copy of the table; values are TOML, a bare word is a string.
+
+    One that changes a ``kind`` starts that table anew, before the others: the old kind's keys mean nothing to the new one.
+    """
+    out = copy.deepcopy(table)
+    for assignment in sorted(assignments, key=lambda a: not a.partition("=")[0].strip().endswith(".kind")):
         key, equals, text = assignment.partition("=")
         if not equals or not key.strip():
             raise TrimtabError.field("override", assignment, "write key=value, as in learner.batches=100")
-        parts = key.strip().split(".")
+        *tables, last = key.strip().split(".")
         node = out
-        for part in parts[:-1]:
+        for part in tables:
             child = node.setdefault(part, {})
             if not isinstance(child, dict):
                 raise TrimtabError.field("override", assignment, f"{part} is a value, not a table")
             node = child
-        node[parts[-1]] = _value(text.strip())
+        value = _value(assignment, text.strip())
+        if last == "kind" and node.get("kind") != value:
+            node.clear()
+        node[last] = value
     return out
 
 
-def _copy(value: Json) -> Table:
-    def deep(x: Json) -> Json:
-        if isinstance(x, dict):
-            return {k: deep(v) for k, v in x.items()}
-        return [deep(v) for v in x] if isinstance(x, list) else x
-
-    return cast(Table, deep(value))
-
-
-def _value(text: str) -> Json:
+def _value(assignment: str, text: str) -> Json:
     try:
         return cast(Json, tomllib.loads(f"x = {text}")["x"])
-    except tomllib.TOMLDecodeError:
+    except tomllib.TOMLDecodeError as error:
+        if text[:1] in ("[", "{", '"', "'"):
+            hint = "quote it, or the shell takes its quotation marks away, as in 'methods=[\"vcpo\"]'"
+            raise TrimtabError.field("override", assignment, f"{text} is no TOML value ({error}); {hint}") from None
         return text
 
 
@@ -88,13 +106,11 @@ def load(source: str, overrides: Sequence[str] = ()) -> RunConfig:
 
 
 def _sentence(first: ErrorDetails) -> TrimtabError:
-    # Discriminator values and validator names are steps of pydantic's path, not of the user's file.
-    kinds = {"torch", "latency", "scripted", "lockstep", "local", "reasoning_gym", "jsonl", "constant", "wsd"}
-    where = [str(part) for part in first["loc"] if str(part) not in kinds]
-    name = ".".join(where) or "config"
+    where, siblings = _locate(first["loc"])
+    name, said = ".".join(where) or "config", first["msg"].removeprefix("Value error, ")
     if first["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where[-1], _fields(where[:-1]), n=1)
-        hint = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(_fields(where[:-1])) or 'none'}"
+        near = difflib.get_close_matches(where[-1], siblings, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"known keys here: {', '.join(siblings) or 'none'}"
         return TrimtabError.field(name, first["input"], f"unknown key; {hint}")
     if first["type"] == "union_tag_not_found":
         return TrimtabError(
@@ -105,15 +121,29 @@ def _sentence(first: ErrorDetails) -> TrimtabError:
         return TrimtabError.field(f"{name}.kind", context.get("tag"), f"unknown kind; use one of {context.get('expected_tags')}")
     if first["type"] == "missing":
         return TrimtabError(f"{name} is missing: it has no default, set it in the file or as {name}=VALUE")
-    return TrimtabError.field(name, first["input"], first["msg"].removeprefix("Value error, "))
+    if first["type"] == "value_error" and isinstance(first["input"], dict):
+        return TrimtabError(said)  # what fields of one table say together; it names them
+    return TrimtabError.field(name, first["input"], said)
 
 
-def _fields(path: Sequence[str]) -> list[str]:
-    """Names of the fields at a path of the configuration; for a union, of all its members."""
+def _locate(loc: Sequence[int | str]) -> tuple[list[str], list[str]]:
+    """(the keys as they stand in the file, the keys known where the last of them stands).
+
+    Pydantic's path also has the tag that chose a member of a union; the file does not.
+    """
+    path: list[str] = []
     models: list[type[BaseModel]] = [RunConfig]
-    for part in path:
-        models = [m for model in models for m in _models(model.model_fields[part].annotation if part in model.model_fields else None)]
-    return sorted({name for model in models for name in model.model_fields})
+    around = models
+    for step in loc:
+        part = str(step)
+        tagged = [m for m in models if "kind" in m.model_fields and get_args(m.model_fields["kind"].annotation) == (part,)]
+        if tagged and len(models) > 1:
+            models = tagged
+            continue
+        path.append(part)
+        around = models
+        models = [inner for m in models if part in m.model_fields for inner in _models(m.model_fields[part].annotation)]
+    return path, sorted({name for m in around for name in m.model_fields})
 
 
 def _models(annotation: object) -> list[type[BaseModel]]:
@@ -123,10 +153,26 @@ def _models(annotation: object) -> list[type[BaseModel]]:
 
 
 def to_toml(config: RunConfig) -> str:
-    """The resolved configuration: every default written out, bundles expanded. TOML has no null: absent keys are None."""
-    table = config.model_dump(mode="json", exclude_none=True)
-    table["methods"] = config.chain().describe()
+    """The resolved configuration: every default written out, bundles expanded.
+
+    TOML has no null. A field that is None by default is left out, one that is not is written as "none".
+    """
+    table = _written(config)
+    table["methods"] = [{k: v for k, v in m.items() if v is not None} for m in config.chain().describe()]
     return tomli_w.dumps(table)
+
+
+def _written(model: BaseModel) -> Table:
+    out: Table = {}
+    for (name, info), dumped in zip(type(model).model_fields.items(), model.model_dump(mode="json").values(), strict=True):
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            out[name] = _written(value)
+        elif value is not None:
+            out[name] = dumped
+        elif info.default is not None:
+            out[name] = "none"
+    return out
 
 
 def differences(old: Mapping[str, Json], new: Mapping[str, Json], prefix: str = "") -> dict[str, tuple[Json, Json]]:

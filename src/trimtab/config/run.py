@@ -7,10 +7,10 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trimtab.engines.options import EngineOptions, TorchEngineOptions
-from trimtab.learner.options import LearnerOptions
+from trimtab.learner.options import COMPUTES, LearnerOptions
 from trimtab.methods.chain import Chain, Setting
 from trimtab.methods.registry import Entry
-from trimtab.pool.options import PoolOptions
+from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
 from trimtab.rollout.options import RolloutOptions
 from trimtab.store.options import StoreOptions
@@ -30,7 +30,7 @@ class LockstepOptions(_Options):
     swap_every: int = Field(0, ge=0, description="swap to the next newer weights every so many tokens inside a rollout; 0: never")
 
 
-class LocalOptions(PoolOptions):
+class LocalOptions(LagOptions):
     """One machine: spawned rollout workers beside the learner. ``max_lag`` is a bound, ``depth`` how far samplers run ahead."""
 
     kind: Literal["local"] = "local"
@@ -81,13 +81,19 @@ class RunConfig(_Options):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        self.chain()
-        if self.learner.updates_per_batch > self.rollout.prompts_per_batch:
-            raise TrimtabError.field(
-                "learner.updates_per_batch",
-                self.learner.updates_per_batch,
-                f"a batch has {self.rollout.prompts_per_batch} groups and every update needs one; lower it or raise rollout.prompts_per_batch",
-            )
+        chain = self.chain()
+        for method in chain.methods:
+            if lacking := method.needs & ~COMPUTES:
+                raise TrimtabError.field("methods", method.name, f"it needs {lacking}, which this learner does not compute; leave it out")
+            if isinstance(self.runtime, LocalOptions):
+                self.runtime.require_depth(method.min_depth, method.name)
+            elif self.runtime.lag < method.min_depth:
+                remedy = f"{method.name} needs {method.min_depth} or more batches ahead; raise lag"
+                raise TrimtabError.field("runtime.lag", self.runtime.lag, remedy)
+        updates, groups = self.learner.updates_per_batch, self.rollout.prompts_per_batch
+        if updates > groups:
+            remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
+            raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
         return self
 
     @property

@@ -6,7 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.methods.protocol import Reduction
+from trimtab.methods.protocol import Need, Reduction
+
+COMPUTES = Need.SCORE | Need.VOCAB | Need.SEQ_NORMS  # the passes this learner runs for methods that need them
 
 
 class _Options(BaseModel):

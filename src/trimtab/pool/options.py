@@ -8,8 +8,8 @@ from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 from trimtab.records import TrimtabError
 
 
-class PoolOptions(BaseModel):
-    """How stale a trained token may be, how far the samplers may run ahead, and what happens to groups that fail.
+class LagOptions(BaseModel):
+    """How stale a trained token may be, and how far the samplers may run ahead: the pool's part of ``[runtime]``.
 
     ``max_lag`` bounds the age of every trained token, in versions; ``depth`` how far ahead the samplers may be, in batches:
     at most ``depth + 1`` batches of groups are outstanding (the one in training counts). ``depth = 0`` makes progress under
@@ -24,8 +24,6 @@ class PoolOptions(BaseModel):
     max_lag: int | None = 4  # "none": no bound on the age, only depth
     depth: int | None = None  # default: max_lag
     order: Literal["fifo", "ready"] = "ready"  # by first token, waiting for the slow; or by arrival, as far as the lag allows
-    min_group: int | None = None  # fewest valid rollouts of a group; default: all of them
-    max_attempts: int = 3  # failed attempts after which a prompt is set aside for this epoch
     max_fruitless: int = 100  # batches' worth of groups dropped or failed in a row, after which the run stops
     straggler_deadline_s: float = 600.0  # a group not back this long after it was given to a worker has failed
 
@@ -37,26 +35,24 @@ class PoolOptions(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.max_lag is not None and self.max_lag < 0:
-            raise TrimtabError.field("pool.max_lag", self.max_lag, "an age is at least 0 (synchronous); give 0 or more, or 'none'")
+            raise TrimtabError.field("runtime.max_lag", self.max_lag, "an age is at least 0 (synchronous); give 0 or more, or 'none'")
         if self.depth is not None and self.depth < 0:
-            raise TrimtabError.field("pool.depth", self.depth, "give 0 (samplers never run ahead) or more batches")
+            raise TrimtabError.field("runtime.depth", self.depth, "give 0 (samplers never run ahead) or more batches")
         if self.max_lag is None and self.depth is None:
-            raise TrimtabError.field("pool.depth", self.depth, "with max_lag = none only depth bounds the pool; give depth")
+            raise TrimtabError.field("runtime.depth", self.depth, "with max_lag = none only depth bounds the pool; give depth")
         if self.max_lag is not None and self.depth is not None and self.depth > self.max_lag:
             raise TrimtabError.field(
-                "pool.depth",
+                "runtime.depth",
                 self.depth,
                 f"max_lag = {self.max_lag} leaves no use for more; lower depth or raise max_lag",
             )
-        if self.min_group is not None and self.min_group < 1:
-            raise TrimtabError.field("pool.min_group", self.min_group, "a group has at least 1 rollout; give 1 or more")
-        if self.max_attempts < 1:
-            raise TrimtabError.field("pool.max_attempts", self.max_attempts, "every prompt is tried at least once; give 1 or more")
         if self.max_fruitless < 1:
-            raise TrimtabError.field("pool.max_fruitless", self.max_fruitless, "a run that may drop nothing cannot filter; give 1 or more")
+            raise TrimtabError.field(
+                "runtime.max_fruitless", self.max_fruitless, "a run that may drop nothing cannot filter; give 1 or more"
+            )
         if not (self.straggler_deadline_s > 0 and math.isfinite(self.straggler_deadline_s)):
             raise TrimtabError.field(
-                "pool.straggler_deadline_s", self.straggler_deadline_s, "nothing waits forever; give a finite number of seconds above 0"
+                "runtime.straggler_deadline_s", self.straggler_deadline_s, "nothing waits forever; give a finite number of seconds above 0"
             )
         return self
 
@@ -71,7 +67,22 @@ class PoolOptions(BaseModel):
         """Refuse a selection policy that never sees as many groups as it acts on: it needs ``depth >= needed``."""
         if self.batches_ahead < needed:
             raise TrimtabError.field(
-                "pool.depth",
+                "runtime.depth",
                 self.batches_ahead,
                 f"{policy} needs {needed} or more batches ahead; raise depth",
             )
+
+
+class PoolOptions(LagOptions):
+    """All that a pool is built with. The two fields more are ``[rollout]``'s: what makes a group, and how often it is tried."""
+
+    min_group: int | None = None  # fewest valid rollouts of a group; default: all of them
+    max_attempts: int = 3  # failed attempts after which a prompt is set aside for this epoch
+
+    @model_validator(mode="after")
+    def _check_group(self) -> Self:
+        if self.min_group is not None and self.min_group < 1:
+            raise TrimtabError.field("rollout.min_group", self.min_group, "a group has at least 1 rollout; give 1 or more")
+        if self.max_attempts < 1:
+            raise TrimtabError.field("rollout.max_attempts", self.max_attempts, "every prompt is tried at least once; give 1 or more")
+        return self

@@ -61,7 +61,7 @@ class Pool:
         calibration: int = 0,
     ) -> None:
         if options.min_group is not None and options.min_group > group_size:
-            raise TrimtabError.field("pool.min_group", options.min_group, f"a group has {group_size} rollouts; give at most that many")
+            raise TrimtabError.field("rollout.min_group", options.min_group, f"a group has {group_size} rollouts; give at most that many")
         self.options = options
         self.plan = plan
         self.version = version
@@ -184,7 +184,7 @@ class Pool:
             return self._book.next_in_line()
         if self._book.fruitless >= self.options.max_fruitless * self.plan.batch_groups:
             raise StoppedByRule(
-                f"pool.max_fruitless = {self.options.max_fruitless}: {self._book.fruitless} groups in a row were dropped or failed "
+                f"runtime.max_fruitless = {self.options.max_fruitless}: {self._book.fruitless} groups in a row were dropped or failed "
                 f"without a batch between them; mend the cause ({self._book.ledger.causes()}) or raise the limit"
             )
         slot, row = self.plan.draw()
@@ -258,7 +258,7 @@ class Pool:
         late = [e for e in live if e.state is not SlotState.WAITING]
         if not late and not self.free():
             why = f"the selector forms no batch of {len(waiting)} waiting groups and no other can come; raise depth"
-            raise TrimtabError.field("pool.depth", self.bounds.depth, why)
+            raise TrimtabError.field("runtime.depth", self.bounds.depth, why)
         return Choice(late=late)
 
     def _aged(self, entry: Entry) -> Aged:
@@ -291,7 +291,8 @@ class Pool:
         self._blocked, self._late = {}, None
         needed = self.bounds.needed(self._book.profile, self.version)
         if self.bounds.max_lag is not None and self.bounds.max_lag < needed:
-            raise TrimtabError.field("pool.max_lag", self.bounds.max_lag, f"the checkpoint's groups need {needed}; give {needed} or more")
+            remedy = f"the checkpoint's groups need {needed}; give {needed} or more"
+            raise TrimtabError.field("runtime.max_lag", self.bounds.max_lag, remedy)
 
     def facts(self, now_s: float) -> Facts:
         """The pool at a glance."""

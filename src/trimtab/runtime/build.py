@@ -12,7 +12,7 @@ from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
 from trimtab.methods.protocol import Need
-from trimtab.pool.options import PoolOptions
+from trimtab.pool.options import LagOptions, PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
 from trimtab.records import TrimtabError
@@ -70,7 +70,7 @@ def _learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> L
 def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:
     """The pool of a run's runtime."""
     runtime = config.runtime
-    fields = PoolOptions.model_fields.keys()
+    fields = LagOptions.model_fields.keys()
     options = pool_options(runtime) if isinstance(runtime, LockstepOptions) else PoolOptions(**{f: getattr(runtime, f) for f in fields})
     plan = Plan(seed=config.seed, prompts=prompts, batch_groups=config.rollout.prompts_per_batch, batches=config.learner.batches)
     options = options.model_copy(update={"min_group": config.rollout.smallest_group, "max_attempts": config.rollout.max_attempts})

@@ -12,6 +12,7 @@ from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
 from trimtab.pool.results import Formed, Ticket
+from trimtab.rollout.collector import GroupDone
 from trimtab.runtime.build import Parts, build
 
 ROUNDS = 3  # measured batches; the first of each is warm-up and left out
@@ -54,8 +55,8 @@ def _memory(config: RunConfig, parts: Parts) -> Iterator[str]:
     yield f"memory: {n:,} parameters; learner {_mib(learner)} (weights, gradient, AdamW moments) + activations"
     if isinstance(config.engine, TorchEngineOptions):
         c = parts.policy.model.config
-        heads = c.num_key_value_heads * (getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads)
-        row = 2 * c.num_hidden_layers * heads * BYTES[config.engine.dtype] * parts.policy.context
+        width = (c.num_key_value_heads or c.num_attention_heads) * (c.hidden_size // c.num_attention_heads)
+        row = 2 * c.num_hidden_layers * width * BYTES[config.engine.dtype] * (config.engine.max_context or parts.policy.context)
         engine = 2 * n * BYTES[config.engine.dtype]
         yield f"        each sampler {_mib(engine)} (served and staged weights) + up to {_mib(row * config.engine.slots)} keys and values"
     if isinstance(config.runtime, LocalOptions):
@@ -84,7 +85,7 @@ def _ceiling(config: RunConfig, parts: Parts) -> Iterator[str]:
             if isinstance(ticket, Ticket):
                 collector.assign(ticket.slot, ticket.prompt, ticket.attempt)
         for result in collector.drain(config.runtime.progress_deadline_s if isinstance(config.runtime, LocalOptions) else 600.0):
-            if hasattr(result, "group"):
+            if isinstance(result, GroupDone):
                 pool.deliver("forecast", result.group)
         formed = pool.form()
         middle = time.perf_counter()

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from trimtab.config.load import validate
+from trimtab.config.load import read_resolved, validate
 from trimtab.config.models import model_folder
 from trimtab.engines.checkpoint import load_policy
 from trimtab.engines.digest import weights_digest
@@ -51,7 +50,7 @@ def replay(path: Path, limit: int | None) -> Outcome:
     import torch
 
     folder = RunFolder.open(path)
-    config = validate(json.loads(folder.config_json.read_text()))
+    config = validate(read_resolved(folder.config_json))
     if not config.store.rollouts:
         raise TrimtabError.field("store.rollouts", False, "this run logged no rollouts, so there is nothing to replay")
     policy = load_policy(model_folder(config.model), getattr(torch, config.learner.dtype), config.learner.device)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import signal
 import threading
 import time
@@ -15,7 +16,7 @@ from typing import cast
 
 from torch import Tensor
 
-from trimtab.config.load import differences, override, to_toml, validate
+from trimtab.config.load import differences, override, read_resolved, to_toml, validate
 from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import save_policy
 from trimtab.records import Json, StoppedByRule, TrimtabError
@@ -50,11 +51,17 @@ MAY_CHANGE = (
 
 
 def start(config: RunConfig, path: Path, observer: Observer) -> Summary:
-    """A new run in a folder that holds none."""
+    """A new run in a folder that holds none. A folder made for a run that cannot be built goes again."""
+    new = not path.exists()
     folder = RunFolder.create(path)
     with folder:
         configure("INFO", path / "run.log", "learner")
-        parts = build(config)
+        try:
+            parts = build(config)
+        except BaseException:
+            if new:
+                shutil.rmtree(path)
+            raise
         try:
             _write_config(folder, config)
             session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
@@ -68,8 +75,7 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer) -> Summary:
     folder = RunFolder.open(path)
     with folder:
         configure("INFO", path / "run.log", "learner")
-        table = json.loads(folder.config_json.read_text())
-        config = changed(table, overrides)
+        config = changed(read_resolved(folder.config_json), overrides)
         parts = build(config)
         try:
             point = prepare_resume(folder)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 EVAL_SEED = 3_000_000_000  # reasoning-gym seeds entry i with seed + i: far above every training seed, below NumPy's limit of 2**32
+NoneWord = BeforeValidator(lambda value: None if value == "none" else value)  # TOML has no null
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 
 
@@ -50,7 +51,7 @@ class Columns(Options):
 
     prompt: str = "prompt"
     messages: str | None = Field(None, description="list of {role, content}; replaces prompt")
-    answer: str | None = "answer"
+    answer: Annotated[str | None, NoneWord] = Field("answer", description='"none": the rows have no answers')
     source: str | None = None
 
 
@@ -100,4 +101,6 @@ class VerifierOptions(Options):
     deadline_s: float = Field(5.0, gt=0.0, description="for one response")
     start_s: float = Field(60.0, gt=0.0, description="for a process to start and load the scorer")
     max_failures: int = Field(64, ge=1, description="errors and timeouts in a row that stop the run")
-    memory_gib: float | None = Field(4.0, gt=0.0, description="address space a scorer may take beyond what loading it took")
+    memory_gib: Annotated[float | None, NoneWord] = Field(
+        4.0, gt=0.0, description='address space a scorer may take beyond what loading it took; "none": all it wants'
+    )

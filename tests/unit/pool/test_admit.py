@@ -169,7 +169,7 @@ def test_members_that_are_no_evidence_leave_the_group(make_pool, make_group, adm
 
 
 def test_min_group_above_the_group_size_is_refused(make_pool):
-    with pytest.raises(TrimtabError, match=r"pool.min_group = 3: a group has 2 rollouts"):
+    with pytest.raises(TrimtabError, match=r"rollout.min_group = 3: a group has 2 rollouts"):
         make_pool(min_group=3)
 
 

@@ -266,7 +266,7 @@ def test_a_selector_that_can_never_act_is_told_to_raise_depth(make_pool, admit_a
         deliver(pool, ticket)
     assert [s.slot for s in pool.form().stragglers] == [tickets[3].slot]
     deliver(pool, tickets[3])
-    with pytest.raises(TrimtabError, match=r"pool.depth = 1: the selector forms no batch of 4 waiting groups"):
+    with pytest.raises(TrimtabError, match=r"runtime.depth = 1: the selector forms no batch of 4 waiting groups"):
         pool.form()
 
 

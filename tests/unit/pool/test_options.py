@@ -16,15 +16,15 @@ def test_depth_defaults_to_max_lag():
 @pytest.mark.parametrize(
     ("given", "names"),
     [
-        ({"max_lag": -1}, ["pool.max_lag = -1", "0 or more"]),
-        ({"depth": -2}, ["pool.depth = -2", "give 0"]),
-        ({"max_lag": "none"}, ["pool.depth = None", "give depth"]),
-        ({"max_lag": 2, "depth": 3}, ["pool.depth = 3", "max_lag = 2", "lower depth or raise max_lag"]),
-        ({"min_group": 0}, ["pool.min_group = 0"]),
-        ({"max_attempts": 0}, ["pool.max_attempts = 0"]),
-        ({"max_fruitless": 0}, ["pool.max_fruitless = 0"]),
-        ({"straggler_deadline_s": 0.0}, ["pool.straggler_deadline_s = 0.0"]),
-        ({"straggler_deadline_s": float("inf")}, ["pool.straggler_deadline_s = inf", "nothing waits forever"]),
+        ({"max_lag": -1}, ["runtime.max_lag = -1", "0 or more"]),
+        ({"depth": -2}, ["runtime.depth = -2", "give 0"]),
+        ({"max_lag": "none"}, ["runtime.depth = None", "give depth"]),
+        ({"max_lag": 2, "depth": 3}, ["runtime.depth = 3", "max_lag = 2", "lower depth or raise max_lag"]),
+        ({"min_group": 0}, ["rollout.min_group = 0"]),
+        ({"max_attempts": 0}, ["rollout.max_attempts = 0"]),
+        ({"max_fruitless": 0}, ["runtime.max_fruitless = 0"]),
+        ({"straggler_deadline_s": 0.0}, ["runtime.straggler_deadline_s = 0.0"]),
+        ({"straggler_deadline_s": float("inf")}, ["runtime.straggler_deadline_s = inf", "nothing waits forever"]),
     ],
 )
 def test_what_cannot_work_is_refused_in_one_sentence(given, names):
@@ -37,7 +37,7 @@ def test_what_cannot_work_is_refused_in_one_sentence(given, names):
 
 def test_depth_below_what_a_policy_needs_is_refused():
     PoolOptions(max_lag=4, depth=2).require_depth(2, "pace")
-    with pytest.raises(TrimtabError, match=r"pool.depth = 1: pace needs 2"):
+    with pytest.raises(TrimtabError, match=r"runtime.depth = 1: pace needs 2"):
         PoolOptions(max_lag=4, depth=1).require_depth(2, "pace")
 
 

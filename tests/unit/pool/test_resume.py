@@ -86,7 +86,7 @@ def test_tallies_and_poison_survive(busy, make_pool):
 
 def test_a_lower_max_lag_is_refused_while_groups_need_more(busy, make_pool):
     pool = busy()
-    with pytest.raises(TrimtabError, match=r"pool.max_lag = 1: the checkpoint's groups need 2; give 2 or more"):
+    with pytest.raises(TrimtabError, match=r"runtime.max_lag = 1: the checkpoint's groups need 2; give 2 or more"):
         make_pool(max_lag=1).load_state_dict(*saved(pool))
     make_pool(max_lag=3).load_state_dict(*saved(pool))
 
