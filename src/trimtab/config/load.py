@@ -96,9 +96,23 @@ def _value(assignment: str, text: str) -> Json:
 def validate(table: Mapping[str, Json]) -> RunConfig:
     """The configuration, or one sentence that names the field, its value and the remedy."""
     try:
-        return RunConfig.model_validate(table)
+        return RunConfig.model_validate(_with_kinds(RunConfig, table))
     except ValidationError as error:
         raise _sentence(error.errors()[0]) from None
+
+
+def _with_kinds(model: type[BaseModel], table: Mapping[str, Json]) -> Table:
+    """A table that does not say its kind is of the default kind, where there is one."""
+    out = dict(table)
+    for name, info in model.model_fields.items():
+        inner = out.get(name)
+        if not isinstance(inner, dict):
+            continue
+        if info.discriminator == "kind" and isinstance(info.default, BaseModel):
+            out[name] = {"kind": str(info.default.model_dump()["kind"]), **inner}
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            out[name] = _with_kinds(info.annotation, inner)
+    return out
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> RunConfig:

@@ -1,0 +1,95 @@
+"""What must fit together across the rooms of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from trimtab.config.load import override, validate
+from trimtab.config.run import RunConfig
+from trimtab.methods import registry
+from trimtab.methods.protocol import Method, Need, PoolView, Selection
+from trimtab.records import TrimtabError
+
+TABLE: dict[str, Any] = {"model": "m", "task": {"kind": "reasoning_gym"}, "rollout": {"max_new_tokens": 8}}
+
+
+def config(*overrides: str, methods: list[str] | None = None) -> RunConfig:
+    return validate(override({**TABLE, "methods": methods or ["vcpo"]}, overrides))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "asynchronous"),
+    [
+        ([], True),
+        (["runtime.kind=local", "runtime.max_lag=0"], False),
+        (["runtime.kind=local", "runtime.max_lag=1"], True),
+        (["runtime.kind=local", "runtime.max_lag=none", "runtime.depth=2"], True),
+        (["runtime.kind=lockstep"], False),
+        (["runtime.kind=lockstep", "runtime.lag=1"], True),
+    ],
+)
+def test_a_run_is_asynchronous_where_rollouts_may_be_older_than_the_weights(overrides: list[str], asynchronous: bool) -> None:
+    assert config(*overrides).asynchronous is asynchronous
+    if asynchronous:
+        with pytest.raises(TrimtabError, match="nothing corrects for stale rollouts"):
+            config(*overrides, methods=["grpo"])
+    else:
+        config(*overrides, methods=["grpo"])
+
+
+def test_every_chain_is_a_fresh_one() -> None:
+    c = config()
+    assert c.chain() is not c.chain()
+    assert c.chain().methods[0] is not c.chain().methods[0]
+
+
+class Chooser(Method):
+    """Takes the freshest of three batches' worth of groups."""
+
+    name, min_depth = "chooser", 2
+
+    def select(self, pool: PoolView, want: int) -> Selection | None:
+        return None
+
+
+class Referee(Method):
+    name, needs = "referee", Need.REFERENCE | Need.SCORE
+
+    def shape(self, view: Any) -> Any:
+        return view.reference_N
+
+
+@pytest.fixture
+def with_methods(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def register(*classes: type[Method]) -> None:
+        monkeypatch.setattr(registry, "_plugins", lambda: {c.name: f"{c.__module__}:{c.__qualname__}" for c in classes})
+        monkeypatch.setattr(registry, "import_module", lambda name: _Here if name == __name__ else __import__(name, fromlist=["x"]))
+
+    class _Here:
+        pass
+
+    for cls in (Chooser, Referee):
+        setattr(_Here, cls.__name__, cls)
+    return register
+
+
+def test_depth_below_what_the_policy_needs(with_methods: Callable[..., None]) -> None:
+    with_methods(Chooser)
+    methods = ["vcpo", "chooser"]
+    with pytest.raises(TrimtabError, match=r"runtime.depth = 1: chooser needs 2 or more batches ahead; raise depth"):
+        config("runtime.kind=local", "runtime.max_lag=4", "runtime.depth=1", methods=methods)
+    with pytest.raises(TrimtabError, match=r"runtime.lag = 1: chooser needs 2 or more batches ahead; raise lag"):
+        config("runtime.kind=lockstep", "runtime.lag=1", methods=methods)
+    config("runtime.kind=local", "runtime.max_lag=4", "runtime.depth=2", methods=methods)
+    config("runtime.kind=lockstep", "runtime.lag=2", methods=methods)
+
+
+def test_a_method_that_needs_what_this_learner_does_not_compute(with_methods: Callable[..., None]) -> None:
+    with_methods(Referee)
+    with pytest.raises(
+        TrimtabError, match=r"methods = 'referee': it needs Need.REFERENCE, which this learner does not compute; leave it out"
+    ):
+        config(methods=["vcpo", "referee"])
