@@ -16,342 +16,81 @@ acts at is read from which functions it defines; its class attributes are read a
 ``after(result)``     always called with what happened; the method decides what state to commit
 ====================  ======================================================================================================
 
-Configuration imports this module, so torch is imported for type checking only.
+A method of your own imports all it needs from here. Configuration imports it too, so torch is imported for type checking only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import Enum, Flag, IntEnum, StrEnum, auto
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import numpy as np
-import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from trimtab import functional as F
-from trimtab.records import Decision, Json
+from trimtab.methods.learner_side import (
+    Credit,
+    Gradient,
+    GradientCopy,
+    Keep,
+    Notes,
+    Recorder,
+    Refuse,
+    Skip,
+    StepResult,
+    StepView,
+    Totals,
+    View,
+    Weighing,
+)
+from trimtab.methods.points import (
+    Need,
+    Point,
+    Rank,
+    Ratio,
+    Reduction,
+    Status,
+)
+from trimtab.methods.pool_side import GroupStats, PoolView, Reject, Selection
+from trimtab.records import Json
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from trimtab.methods.chain import Chain
 
+__all__ = [
+    "Credit",
+    "Gradient",
+    "GradientCopy",
+    "GroupStats",
+    "Keep",
+    "Method",
+    "MethodOptions",
+    "Need",
+    "Notes",
+    "Point",
+    "PoolView",
+    "Rank",
+    "Ratio",
+    "Recorder",
+    "Reduction",
+    "Refuse",
+    "Reject",
+    "Selection",
+    "Skip",
+    "State",
+    "Status",
+    "StepResult",
+    "StepView",
+    "Totals",
+    "View",
+    "Weighing",
+]
+
 State = dict[str, Json]
-
-
-class Point(StrEnum):
-    """Where in the loop a method acts, in loop order."""
-
-    ACCEPT = "accept"
-    SELECT = "select"
-    SHAPE = "shape"
-    WEIGH = "weigh"
-    CREDIT = "credit"
-    OBJECTIVE = "objective"
-    GRADIENT = "gradient"
-    STEP = "step"
-
-
-class Need(Flag):
-    """What must be computed for a method; the union over the chain plans which passes run."""
-
-    NOTHING = 0
-    SCORE = auto()  # current log-probs before credit is assigned
-    PROXIMAL = auto()  # log-probs at the start of the batch
-    VALUES = auto()
-    REFERENCE = auto()
-    VOCAB = auto()  # entropy and sum of squared probabilities
-    SEQ_NORMS = auto()  # per-rollout gradient norms of unit()
-    FORGETTING = auto()
-
-
-class Ratio(StrEnum):
-    """The importance ratio a method corrects for; two methods of a chain may not correct the same one."""
-
-    CURRENT_BEHAVIOR = "current/behavior"
-    PROXIMAL_BEHAVIOR = "proximal/behavior"
-    CURRENT_PROXIMAL = "current/proximal"
-
-
-class Rank(IntEnum):
-    """Order at the gradient point: first align, then clip; list order within a rank."""
-
-    ALIGN = 0
-    CLIP = 1
-
-
-class Reduction(StrEnum):
-    """How per-token losses become one number. All denominators are known before the first backward of an update."""
-
-    SEQ_MEAN_TOKEN_MEAN = "seq_mean_token_mean"  # sum_i (1/R) (1/L_i) sum_t
-    TOKEN_MEAN = "token_mean"  # sum_it / sum_i L_i
-    SEQ_MEAN_TOKEN_SUM = "seq_mean_token_sum"  # sum_i (1/R) sum_t
-    SEQ_MEAN_TOKEN_SUM_NORM = "seq_mean_token_sum_norm"  # the same over a constant length (Dr.GRPO)
 
 
 class MethodOptions(BaseModel):
     """Base of every method's typed options: unknown keys are refused, values are frozen."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Recorder(Protocol):
-    """Where decisions and metrics of a step go."""
-
-    def note(self, decision: Decision) -> None: ...
-    def metric(self, name: str, numerator: float, denominator: float = 1.0) -> None: ...
-
-
-@dataclass(slots=True)
-class Notes:
-    """A recorder that keeps what it is told: metrics as summed numerators and denominators, decisions in order."""
-
-    decisions: list[Decision] = field(default_factory=list)
-    metrics: dict[str, tuple[float, float]] = field(default_factory=dict)
-
-    def note(self, decision: Decision) -> None:
-        self.decisions.append(decision)
-
-    def metric(self, name: str, numerator: float, denominator: float = 1.0) -> None:
-        n, d = self.metrics.get(name, (0.0, 0.0))
-        self.metrics[name] = (n + numerator, d + denominator)
-
-
-# --------------------------------------------------------------------------------------------------------- pool side (NumPy)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupStats:
-    """One finished group on arrival: verifiable scores, lengths and ages of its members."""
-
-    scores_R: npt.NDArray[np.float64]
-    lengths_R: npt.NDArray[np.int64]
-    oldest: int
-    mean_version: float
-    now: int  # version of the learner
-    truncated_R: npt.NDArray[np.bool_]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PoolView:
-    """Waiting groups, columnar, one row a group, in order of arrival."""
-
-    ids: npt.NDArray[np.int64]
-    entered: npt.NDArray[np.int64]  # learner version when the last member completed
-    mean_version: npt.NDArray[np.float64]
-    oldest: npt.NDArray[np.int64]
-    order: npt.NDArray[np.int64]  # enqueue order
-    forgetting: npt.NDArray[np.float64]  # NaN where unknown
-    interrupted: npt.NDArray[np.bool_]  # spans more than one version
-    score: npt.NDArray[np.float64]  # group mean
-    length: npt.NDArray[np.float64]  # group mean, action tokens
-    now: int
-    batch_groups: int
-
-
-@dataclass(frozen=True, slots=True)
-class Reject:
-    """A group that may not stay: its slot is freed and reported under ``reason``."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Selection:
-    """Ids of the groups that form the batch, and of those let go (``requeue``: let go, but their prompts come again)."""
-
-    take: tuple[int, ...]
-    reject: tuple[int, ...] = ()
-    requeue: tuple[int, ...] = ()
-    why: str = ""
-
-
-# ------------------------------------------------------------------------------------------------------ learner side (torch)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Denominators of one optimizer update over all micro-batches and ranks."""
-
-    rollouts: int
-    tokens: int
-    groups: int
-    max_length: int  # the constant of seq_mean_token_sum_norm
-    reward_std: float = 0.0  # unbiased, over all rollouts: what std = "batch" divides by
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
-@dataclass(kw_only=True)
-class View:
-    """The action tokens and rollouts a learner-side method sees: flat, ``_N`` tokens in rollout order, ``_R`` rollouts.
-
-    ``current_N`` is detached except inside ``objective``. Columns that no method of the chain needs are None.
-    """
-
-    # tokens
-    behavior_N: Tensor
-    rollout_N: Tensor  # int64: which rollout a token belongs to
-    turn_N: Tensor
-    age_N: Tensor  # learner version - version that sampled the token
-    version_N: Tensor
-    scale_N: Tensor  # the reduction's factor: loss = sum scale_N * loss_N
-    current_N: Tensor | None = None
-    proximal_N: Tensor | None = None
-    reward_N: Tensor | None = None  # step-level and shaped addends
-    values_N: Tensor | None = None
-    reference_N: Tensor | None = None
-    entropy_N: Tensor | None = None
-    sum_p2_N: Tensor | None = None
-    # rollouts
-    score_R: Tensor
-    reward_R: Tensor
-    length_R: Tensor
-    group_R: Tensor  # int64: which group a rollout belongs to
-    terminated_R: Tensor  # bool: ended by itself, not by the token limit
-    boot_R: Tensor | None = None
-    norm2_R: Tensor | None = None
-    # scalars
-    groups: int
-    totals: Totals
-    mini_step: int = 0
-    recorder: Recorder = field(default_factory=Notes)
-    gather: Callable[[Tensor], Tensor] = _same  # x_R over all ranks, sorted by rollout id
-
-    @property
-    def current(self) -> Tensor:
-        """``current_N``, where a pass has computed it."""
-        if self.current_N is None:
-            raise RuntimeError(
-                "current log-probs are not computed at this point; a method that reads them before the forward declares Need.SCORE"
-            )
-        return self.current_N
-
-    @property
-    def log_ratio_N(self) -> Tensor:
-        """log pi_current - log pi_behavior per token, detached."""
-        return self.current.detach() - self.behavior_N
-
-    @property
-    def log_ratio_R(self) -> Tensor:
-        """Its sum over each rollout's action tokens, float64."""
-        return self.sum_R(self.log_ratio_N.double())
-
-    def sum_R(self, x_N: Tensor) -> Tensor:
-        """Sum of a token column over each rollout."""
-        return x_N.new_zeros(self.score_R.shape[0]).index_add(0, self.rollout_N, x_N)
-
-    def token(self, x_R: Tensor) -> Tensor:
-        """A rollout column spread over its tokens."""
-        return x_R[self.rollout_N]
-
-    def weights(self, w: Weighing) -> Tensor:
-        """``exp(log_scale_R) weight_N``, 0 where ``keep_N`` is False: the detached weight of each token, in the dtype of the log-probs."""
-        return F.weights.token_weight(w.log_scale_R, self.rollout_N, w.weight_N, w.keep_N).to(self.behavior_N.dtype)
-
-    def note(self, decision: Decision) -> None:
-        self.recorder.note(decision)
-
-    def metric(self, name: str, numerator: float, denominator: float = 1.0) -> None:
-        self.recorder.metric(name, numerator, denominator)
-
-
-@dataclass(frozen=True, slots=True)
-class Weighing:
-    """Importance weights: ``exp(log_scale_R)`` per rollout times ``weight_N`` per token, zero where ``keep_N`` is False.
-
-    Masks never change a denominator. Weighings of several methods multiply.
-    """
-
-    log_scale_R: Tensor
-    weight_N: Tensor | None = None
-    keep_N: Tensor | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Credit:
-    """``advantage_R`` per rollout, or ``advantage_N`` per token (a critic's); ``return_N`` are the critic's targets."""
-
-    advantage_R: Tensor | None = None
-    advantage_N: Tensor | None = None
-    return_N: Tensor | None = None
-
-
-class Gradient(Protocol):
-    """The finished gradient of the actor; how it is sharded is hidden. Norms are global, float64."""
-
-    raw_norm: float  # before any method of the gradient point
-    batch_id: int
-    mini_step: int
-    recorder: Recorder
-
-    def norm(self) -> float: ...
-    def dot(self, other: GradientCopy) -> float: ...
-    def scale(self, factor: float) -> None: ...
-    def axpy(self, alpha: float, other: GradientCopy) -> None: ...
-    def copy(self) -> GradientCopy: ...
-
-
-class GradientCopy(Protocol):
-    """A kept copy of a gradient, sharded like it."""
-
-    norm2: float
-
-    def state(self) -> Sequence[Tensor]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Keep:
-    """Go on with the gradient as it now is."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skip:
-    """Take no step: nothing of the optimizer moves."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    """Take no step: nothing of the optimizer moves."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepView:
-    """What is known just before the optimizer step. ``log_ratio_R``: all rollouts of the update, all ranks, float64."""
-
-    log_ratio_R: Tensor
-    applied: int  # batches applied so far
-    batch_id: int
-    mini_step: int
-    lag_zero: bool  # a calibration batch: sampled by the weights that its first update steps
-    recorder: Recorder
-    update_norm: Callable[[], float]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepResult:
-    """What happened to an update; told to every method."""
-
-    applied: bool
-    reason: str  # "" where applied
-    multiplier: float
-    batch_id: int
-    mini_step: int
-    raw_norm: float
-
-
-class Status(Enum):
-    PUBLISHED = "published"
-    OUR_READING = "our reading"
-    CONTROL = "control"
 
 
 class Method:
