@@ -50,8 +50,8 @@ def serve(connection: Connection, spec: WorkerSpec) -> None:
 
 
 def main() -> None:
-    """``python -m trimtab.rollout.evaluator SOCKET LIFELINE`` (file descriptors)."""
-    connection, spec = enter(int(sys.argv[1]), int(sys.argv[2]))
+    """``python -m trimtab.rollout.evaluator SOCKET`` (a file descriptor)."""
+    connection, spec = enter(int(sys.argv[1]))
     with told(connection):
         serve(connection, spec)
 

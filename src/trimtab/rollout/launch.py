@@ -26,12 +26,12 @@ class WorkerProcess:
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", PATIENCE_S, 0))
         lifeline, held = os.pipe()
-        fds = [theirs.fileno(), lifeline, *([] if weights_fd is None else [weights_fd])]
         module = "trimtab.rollout.evaluator" if weights_fd is None else "trimtab.rollout.worker"
+        fds = [theirs.fileno(), *([] if weights_fd is None else [weights_fd])]
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", module, *(str(fd) for fd in fds)],
-                pass_fds=fds,
+                [sys.executable, "-m", "trimtab.tasks.lifeline", str(lifeline), module, *(str(fd) for fd in fds)],
+                pass_fds=[lifeline, *fds],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a task prints must not mix with our output
                 env={"OMP_NUM_THREADS": str(spec.threads), **os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},

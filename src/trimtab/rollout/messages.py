@@ -18,7 +18,7 @@ from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOpt
 from trimtab.telemetry.clock import Interval
 
 if TYPE_CHECKING:
-    from trimtab.weights.shared import Layout  # brings torch: a child arms itself before it loads that
+    from trimtab.weights.shared import Layout  # brings torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
     start ── Ready ──▶ [ take messages ─▶ one engine step ─▶ send finished groups ]* ── end of the socket ──▶ exit
 
 Weights are staged and committed between two decode steps. Failure is data: a group that fails is reported, not raised. The
-process dies with its parent, whatever it is doing then: it arms itself before it loads anything heavy.
+process dies with its parent, whatever it is doing then (:mod:`trimtab.tasks.lifeline`).
 """
 
 from __future__ import annotations
@@ -38,11 +38,10 @@ from trimtab.rollout.messages import (
     ToWorker,
     WorkerSpec,
 )
-from trimtab.tasks.verifier_process import die_with_parent
 from trimtab.telemetry.clock import Clock
 from trimtab.telemetry.logging import configure
 
-if TYPE_CHECKING:  # bring torch: a child arms itself before it loads that
+if TYPE_CHECKING:  # they bring torch, whose threads the process sets first
     from trimtab.rollout.sampler import Sampler
     from trimtab.weights.shared import SharedBlocks
 
@@ -126,10 +125,9 @@ class Worker:
         self._connection.send(message)
 
 
-def enter(socket_fd: int, lifeline: int) -> tuple[Connection, WorkerSpec]:
-    """What every child does first: die with its parent, leave Ctrl-C to it, log to the run's file, one thread or as told."""
+def enter(socket_fd: int) -> tuple[Connection, WorkerSpec]:
+    """What every child does first: leave Ctrl-C to its parent, log to the run's file, one thread or as told."""
     connection = Connection(socket_fd)
-    die_with_parent(lifeline)
     # Ctrl-C reaches the whole foreground group; the parent decides what it means.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     spec: WorkerSpec = connection.recv()
@@ -163,15 +161,15 @@ def _tell(connection: Connection, message: Broken) -> None:
 
 
 def main() -> None:
-    """``python -m trimtab.rollout.worker SOCKET LIFELINE WEIGHTS`` (file descriptors)."""
-    connection, spec = enter(int(sys.argv[1]), int(sys.argv[2]))
+    """``python -m trimtab.rollout.worker SOCKET WEIGHTS`` (file descriptors)."""
+    connection, spec = enter(int(sys.argv[1]))
     with told(connection):
         from trimtab.engines.checkpoint import load_policy
         from trimtab.rollout.sampler import Sampler
         from trimtab.weights.shared import SharedBlocks
 
         assert spec.layout is not None
-        blocks = SharedBlocks(int(sys.argv[3]), spec.layout)
+        blocks = SharedBlocks(int(sys.argv[2]), spec.layout)
         sampler = Sampler.build(
             load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
         )

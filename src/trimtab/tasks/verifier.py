@@ -64,7 +64,7 @@ class _Process:
             ours.setsockopt(socket.SOL_SOCKET, option, patience)
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trimtab.tasks.verifier_process", str(theirs.fileno()), str(lifeline)],
+                [sys.executable, "-m", "trimtab.tasks.lifeline", str(lifeline), "trimtab.tasks.verifier_process", str(theirs.fileno())],
                 pass_fds=(theirs.fileno(), lifeline),
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a scorer prints must not mix with our output

@@ -1,4 +1,4 @@
-"""The process that runs a scorer: ``python -m trimtab.tasks.verifier_process CONNECTION LIFELINE`` (file descriptors).
+"""The process that runs a scorer: ``python -m trimtab.tasks.verifier_process CONNECTION`` (a file descriptor), under a lifeline.
 
 It loads the scorer, answers ``None`` (ready) or a sentence (why not), then takes lists of (prompt, response) and answers each
 with a tuple (score, outcome, detail, seconds) as soon as it is known: the first call without an answer is the one that hangs.
@@ -7,14 +7,10 @@ The deadline is kept by the parent (``verifier.py``). Imports no torch.
 
 from __future__ import annotations
 
-import fcntl
 import math
 import os
 import resource
-import select
-import signal
 import sys
-import threading
 import time
 from multiprocessing.connection import Connection
 from typing import Protocol
@@ -54,28 +50,6 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:_DETAIL]
 
 
-def die_with_parent(lifeline: int) -> None:
-    """SIGKILL this process (and its group, where it leads one) once every holder of the pipe's other end is gone.
-
-    On Linux the kernel does it, also while a scorer holds the interpreter lock (a runaway regular expression); PDEATHSIG would
-    fire when the *thread* that started us ends. Elsewhere a thread waits for the end of the pipe.
-    """
-    leads = os.getpgrp() == os.getpid()
-    if hasattr(fcntl, "F_SETSIG"):
-        fcntl.fcntl(lifeline, fcntl.F_SETOWN, -os.getpid() if leads else os.getpid())
-        fcntl.fcntl(lifeline, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(lifeline, fcntl.F_SETFL, fcntl.fcntl(lifeline, fcntl.F_GETFL) | os.O_ASYNC)
-        if select.select([lifeline], [], [], 0)[0]:  # it ended before we armed
-            os._exit(1)
-    else:
-
-        def watch() -> None:
-            os.read(lifeline, 1)
-            os.kill(-os.getpid() if leads else os.getpid(), signal.SIGKILL)
-
-        threading.Thread(target=watch, daemon=True).start()
-
-
 def limit_memory(gib: float) -> None:
     """Cap the address space at what is mapped now plus ``gib``; a scorer that wants more sees MemoryError."""
     try:
@@ -110,8 +84,7 @@ def serve(connection: Connection, scorer: Scorer, deadline_s: float) -> None:
 
 
 def main() -> None:
-    connection, lifeline = Connection(int(sys.argv[1])), int(sys.argv[2])
-    die_with_parent(lifeline)
+    connection = Connection(int(sys.argv[1]))
     try:
         spec, deadline_s, memory_gib = connection.recv()
         scorer = spec.build()
