@@ -51,7 +51,7 @@ class LearnerOptions(_Options):
     norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
     norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    device: str = "cpu"
+    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
     probe_gap: float = Field(1e-3, gt=0, description="largest |engine - learner| log-prob the start-up probe accepts")
     entropy: bool = Field(True, description="log the policy's entropy (one more pass over the logits)")
     keep_refused: bool = Field(True, description="save the batch of a refused step for inspection")

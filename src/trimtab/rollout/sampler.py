@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 class Sampler:
     """Closing it ends the verifier's processes."""
 
+    policy: Policy
     engine: Engine
     task: Task
     verifier: Verifier
@@ -36,7 +38,7 @@ class Sampler:
     @classmethod
     def build(
         cls,
-        policy: Policy,
+        policy: Policy | Callable[[], Policy],
         *,
         task: ReasoningGymOptions | JsonlOptions,
         verifier: VerifierOptions,
@@ -44,20 +46,25 @@ class Sampler:
         engine: TorchEngineOptions | ScriptedEngineOptions,
         seed: int,
     ) -> Self:
-        """Everything a sampler needs; TrimtabError with the reason where a part cannot be had."""
-        loaded = load_task(task)
-        renderer = make_renderer(policy, rollout)
+        """Everything a sampler needs; TrimtabError with the reason where a part cannot be had.
+
+        The task is read first, since that is cheap; a ``policy`` still to be loaded is loaded while the scorers start.
+        """
+        rows = load_task(task)
         verifying = Verifier(verifier, scorer_spec(task))
         try:
-            built = make_engine(policy, engine)
+            loaded = policy() if callable(policy) else policy
+            renderer = make_renderer(loaded, rollout, engine)
+            built = make_engine(loaded, engine)
             verifying.ready()
         except BaseException:
             verifying.close()
             raise
-        return cls(built, loaded, verifying, renderer, Collector(built, loaded, verifying, renderer, rollout, seed), rollout)
+        return cls(loaded, built, rows, verifying, renderer, Collector(built, rows, verifying, renderer, rollout, seed), rollout)
 
     def evaluate(self, rows: int, seed: int) -> EvalResult:
-        """Held-out accuracy of the weights now served; nothing may be outstanding."""
+        """Held-out accuracy of the weights now served, on the first ``rows`` prompts or all there are; nothing may be outstanding."""
+        rows = min(rows, self.task.eval_size)
         return evaluate(self.engine, self.task, self.verifier, self.renderer, self.options, seed, rows=rows)
 
     def close(self) -> None:
@@ -65,8 +72,14 @@ class Sampler:
         self.engine.close()
 
 
-def make_renderer(policy: Policy, rollout: RolloutOptions) -> Renderer:
-    return Renderer(policy.tokenizer, context=policy.context, max_new_tokens=rollout.max_new_tokens, stop_ids=policy.eos_ids)
+def make_renderer(policy: Policy, rollout: RolloutOptions, engine: TorchEngineOptions | ScriptedEngineOptions) -> Renderer:
+    """Prompts of this policy, as long as model and engine leave room for the response."""
+    limit = engine.max_context if isinstance(engine, TorchEngineOptions) else None
+    context = min(policy.context, limit or policy.context)
+    if rollout.max_new_tokens >= context:
+        why = f"the context is {context} tokens, which leaves no room for a prompt; lower it"
+        raise TrimtabError.field("rollout.max_new_tokens", rollout.max_new_tokens, why)
+    return Renderer(policy.tokenizer, context=context, max_new_tokens=rollout.max_new_tokens, stop_ids=policy.eos_ids)
 
 
 def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOptions) -> Engine:

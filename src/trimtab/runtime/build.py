@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import LockstepOptions, RunConfig
-from trimtab.engines.checkpoint import Policy, load_policy
+from trimtab.engines.checkpoint import Policy, check_folder, load_policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
@@ -36,27 +37,34 @@ class Parts:
 
 
 def build(config: RunConfig) -> Parts:
-    """Load the model, the task, the verifier; refuse what cannot work, in one sentence."""
+    """Load the task, the verifier, the model; refuse what cannot work, in one sentence."""
     import torch
 
     chain = config.chain()
     dtype = getattr(torch, config.learner.dtype)
-    if isinstance(config.engine, TorchEngineOptions) and config.engine.device == "cuda" and not torch.cuda.is_available():
+    if isinstance(config.engine, TorchEngineOptions) and config.engine.device.startswith("cuda") and not torch.cuda.is_available():
         raise TrimtabError.field("engine.device", config.engine.device, "this machine shows no CUDA device; use cpu")
     if config.learner.device.startswith("cuda") and not torch.cuda.is_available():
         raise TrimtabError.field("learner.device", config.learner.device, "this machine shows no CUDA device; use cpu")
-    policy = load_policy(model_folder(config.model), dtype, config.learner.device)
+    folder = model_folder(config.model)
+    check_folder(folder)
     clock = Clock(keep=config.telemetry.timeline)
-    learner = _learner(config, policy, chain, clock)
-    sampler = Sampler.build(
-        policy, task=config.task, verifier=config.verifier, rollout=config.rollout, engine=config.engine, seed=config.seed
-    )
-    try:
-        check_prompts(sampler.task, sampler.renderer)
-        return Parts(policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
-    except BaseException:
-        sampler.close()
-        raise
+    with clock.span("start"):
+        sampler = Sampler.build(
+            partial(load_policy, folder, dtype, config.learner.device),
+            task=config.task,
+            verifier=config.verifier,
+            rollout=config.rollout,
+            engine=config.engine,
+            seed=config.seed,
+        )
+        try:
+            check_prompts(sampler.task, sampler.renderer)
+            learner = _learner(config, sampler.policy, chain, clock)
+            return Parts(sampler.policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
+        except BaseException:
+            sampler.close()
+            raise
 
 
 def _learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:

@@ -7,13 +7,11 @@ from contextlib import closing
 
 import numpy as np
 
-from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
-from trimtab.rollout.launch import WorkerProcess
-from trimtab.rollout.messages import WorkerSpec
 from trimtab.runtime.build import Parts
+from trimtab.runtime.child import start_evaluator, start_worker
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.session import Session
@@ -34,10 +32,14 @@ class Local:
         session, options = self._session, self._options
         with (
             closing(SharedBlocks.create(session.weights())) as blocks,
-            closing(Evaluations(session, self._parts.policy, lambda: self._launch("evaluator", None), options.restarts)) as evaluations,
+            closing(Evaluations(session, self._parts.policy, lambda: start_evaluator(session), options.restarts)) as evaluations,
         ):
             controller = Controller(
-                session.pool, options, lambda name: self._launch(name, blocks), blocks, session.config.learner.probe_gap
+                session.pool,
+                options,
+                lambda name: start_worker(session, name, blocks, self._probe, options.worker_threads),
+                blocks,
+                session.config.learner.probe_gap,
             )
             with closing(controller):
                 session.lock = controller.lock
@@ -70,25 +72,6 @@ class Local:
             for i, segment in enumerate(self._probe)
         ]
         return model.score(pack(rollouts, device=model.device, dtype=model.dtype)).tolist()
-
-    def _launch(self, name: str, blocks: SharedBlocks | None) -> WorkerProcess:
-        config = self._session.config
-        spec = WorkerSpec(
-            name=name,
-            seed=config.seed,
-            model=str(model_folder(config.model)),
-            task=config.task,
-            verifier=config.verifier,
-            rollout=config.rollout,
-            engine=config.engine,
-            layout=None if blocks is None else blocks.layout,
-            probe=self._probe,
-            threads=self._options.worker_threads,
-            origin=self._session.origin,
-            timeline=config.telemetry.timeline,
-            log=str(self._session.folder.path / "run.log"),
-        )
-        return WorkerProcess(spec, None if blocks is None else blocks.fd)
 
 
 def probe(parts: Parts, temperature: float) -> tuple[Segment, ...]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import cast
 
 from torch import Tensor
@@ -25,12 +26,15 @@ from trimtab.pool.results import Finished, Formed, Ticket
 from trimtab.records import Slot, StoppedByRule, Version
 from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
+from trimtab.runtime.child import start_evaluator
+from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.session import Session, Window
 from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
 
 WORKER = "lockstep"
+EVALUATOR_RESTARTS = 3
 
 Snapshot = tuple[int, dict[str, Tensor]]  # version number, weights
 
@@ -46,7 +50,7 @@ class Lockstep:
 
     def __init__(self, session: Session, sampler: Sampler, options: LockstepOptions) -> None:
         self._session, self._options = session, options
-        self._collector, self._engine = sampler.collector, sampler.engine
+        self._policy, self._collector, self._engine = sampler.policy, sampler.collector, sampler.engine
         self._pool: Pool = session.pool
         self._times: list[Times] = []
         # Weights after the last lag + 1 consumed batches, oldest first; only swap_every needs more than the newest.
@@ -56,16 +60,20 @@ class Lockstep:
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
+        session = self._session
         if self._options.swap_every and not self._snapshots:
             self._remember()
-        self._publish(self._session.version, self._session.weights())
-        while not stopping():
-            with self._session.clock.span("wait"):
-                formed = self._next()
-            if formed is None:
-                return True
-            self._session.consume(formed, self._publish_newest, self._window, lambda: "learner waits for its own sampling")
-        return False
+        self._publish(session.version, session.weights())
+        with closing(Evaluations(session, self._policy, lambda: start_evaluator(session), EVALUATOR_RESTARTS)) as evaluations:
+            while not stopping():
+                with session.clock.span("wait"):
+                    formed = self._next()
+                if formed is None:
+                    break
+                session.consume(formed, self._publish_newest, self._window, lambda: "learner waits for its own sampling")
+                evaluations.after_batch()
+            evaluations.finish()
+        return session.consumed >= session.config.learner.batches
 
     # ------------------------------------------------------------------------------------------------ generation
     def _next(self) -> Formed | None:

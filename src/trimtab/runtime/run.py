@@ -122,8 +122,9 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     try:
         run = _runtime(session, parts, saved)  # before the first checkpoint: the runtime's part belongs to it
         with stop_signals() as stopping:
-            if saved is None:
+            if not session.consumed and "before" not in session.accuracy:  # also where a first start got no further
                 _evaluate(session, parts, "before")
+            if saved is None:
                 session.checkpoint()
             finished = run(stopping)
             session.checkpoint()
@@ -188,7 +189,7 @@ def _publish_for_eval(session: Session, parts: Parts) -> None:
 def _evaluate(session: Session, parts: Parts, when: str) -> EvalResult:
     options = session.config.eval
     with session.clock.span("eval"):
-        result = parts.sampler.evaluate(min(options.prompts, parts.sampler.task.eval_size), options.seed)
+        result = parts.sampler.evaluate(options.prompts, options.seed)
     extra: dict[str, Json] = {"score": result.score, "truncated": result.truncated, "length": result.mean_length, "rows": result.rows}
     session.evaluated(when, session.consumed, result.version, result.accuracy, extra)
     return result
