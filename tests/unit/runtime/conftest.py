@@ -12,7 +12,7 @@ import torch
 
 from support.near_worker import OPTIONS, Faults, NearWorker
 from trimtab.config.run import LocalOptions
-from trimtab.pool.options import PoolOptions
+from trimtab.pool.options import LagOptions, PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
@@ -24,12 +24,12 @@ from trimtab.weights.shared import SharedBlocks
 class Loop:
     """What the learner's thread does, without learning. ``faults[name]`` is what is wrong with a worker of that name."""
 
-    def __init__(self, batches: int = 20, **options: object) -> None:
+    def __init__(self, batches: int = 20, *, max_attempts: int = 3, **options: object) -> None:
         settings = {"max_lag": 3, "progress_deadline_s": 20.0, "publish_deadline_s": 20.0, "start_deadline_s": 20.0} | options
         self.options = LocalOptions.model_validate(settings)
-        fields = {name: getattr(self.options, name) for name in PoolOptions.model_fields}
+        fields = {name: getattr(self.options, name) for name in LagOptions.model_fields}
         self.plan = Plan(seed=0, prompts=13, batch_groups=OPTIONS.prompts_per_batch, batches=batches)  # row 13 of the task is poison
-        self.pool = Pool(PoolOptions(**fields), self.plan, group_size=OPTIONS.group_size)
+        self.pool = Pool(PoolOptions(max_attempts=max_attempts, **fields), self.plan, group_size=OPTIONS.group_size)
         self.weights = {"w": torch.zeros(100)}
         self.blocks = SharedBlocks.create(self.weights)
         self.faults: dict[str, Faults] = {f"worker-{i}": Faults() for i in range(self.options.workers)}
