@@ -6,6 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from trimtab.records import TrimtabError
 
 
@@ -56,5 +58,10 @@ def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:
         if key not in WarmstartOptions.model_fields:
             raise TrimtabError.field("warmstart", text, f"unknown key; there are {', '.join(WarmstartOptions.model_fields)}")
         values[key] = value
-    for line in make(WarmstartOptions.model_validate({"seed": seed, **values}), out):
+    try:
+        options = WarmstartOptions.model_validate({"seed": seed, **values})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise TrimtabError.field(".".join(map(str, first["loc"])), first["input"], first["msg"]) from None
+    for line in make(options, out):
         print(line)

@@ -1,0 +1,321 @@
+"""What each command says and does, on one small run."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.cli import cli, tree, untouched
+from trimtab.config.load import load
+from trimtab.methods.registry import names
+
+from .conftest import BATCHES, Finished
+
+
+def summary(run: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((run / "summary.json").read_text())
+    return found
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+# ----------------------------------------------------------------------------------------------------------------------- train
+
+
+def test_train_leaves_a_whole_run_folder_and_says_where(finished: Finished) -> None:
+    assert finished.ran.code == 0
+    s = summary(finished.run)
+    assert set(s) >= {
+        "accuracy_before", "accuracy_after", "batches", "applied", "skipped", "max_age", "mean_age", "spanning_rollouts",
+        "wall_s", "cpu_s", "methods", "seed", "status",
+    }  # fmt: skip
+    assert (s["status"], s["batches"], s["applied"] + s["skipped"], s["max_age"]) == ("done", BATCHES, BATCHES, 2)
+    assert s["methods"] == ["seq_tis", "opob", "linear", "norm_clip", "ess"]
+    for file in (
+        "model/model.safetensors",
+        "report.html",
+        "config.toml",
+        "config.json",
+        "metrics.jsonl",
+        "checkpoints/000006/manifest.json",
+    ):
+        assert (finished.run / file).is_file()
+        if file.startswith(("model", "report")):
+            assert str(Path("runs/done") / file.partition("/")[0]) in finished.ran.out
+    assert "held-out accuracy" in finished.ran.out
+    assert "runs/done: lockstep, 6 batches, methods seq_tis, opob, linear, norm_clip, ess" in finished.ran.err
+    assert re.search(r"batch 6/6  reward .*ESS/B .*KL .*cosine .*age .*tokens/s .*left 0:00", finished.ran.err)
+
+
+def test_a_name_that_is_taken_gets_the_next_number(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.home)
+    shutil.copy(finished.file, finished.home / "again.toml")
+    with untouched(finished.run):
+        for want in ("runs/run", "runs/run-2"):
+            assert f"report  {want}/report.html" in cli("train", "again.toml", "learner.batches=1").out
+    assert summary(finished.home / "runs" / "run-2")["batches"] == 1
+
+
+def test_sync_is_lockstep_at_lag_zero(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.home)
+    assert cli("train", "tiny.toml", "--sync", "name=sync", "learner.batches=2").code == 0
+    assert summary(finished.home / "runs" / "sync")["max_age"] == 0
+    assert json.loads((finished.home / "runs" / "sync" / "config.json").read_text())["runtime"] == {
+        "kind": "lockstep",
+        "lag": 0,
+        "swap_every": 0,
+    }
+
+
+def test_a_dry_run_tells_plan_memory_and_ceiling_and_writes_nothing(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.home)
+    with untouched(finished.home):
+        ran = cli("train", "tiny.toml", "--dry-run")
+    assert ran.code == 0
+    for said in (
+        "plan: 6 batches of 4 prompts x 4 rollouts, at most 8 new tokens each",
+        "lockstep: lag 2",
+        "chain: weigh: seq_tis(c=8.0)",
+        "step: ess(rule=sqrt, ",
+        "memory: ",
+        "parameters; learner ",
+        "asynchronous ceiling (g + t) / max(g / workers, t) = ",
+        "6 batches take at least ",
+    ):
+        assert said in ran.out
+
+
+# ---------------------------------------------------------------------------------------------------------------------- resume
+
+
+def test_a_finished_run_is_trained_longer(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "longer"
+    shutil.copytree(finished.run, run)
+    assert cli("resume", run, "batches=8", "store.keep=5").code == 0
+    assert (summary(run)["batches"], summary(run)["status"]) == (8, "done")
+    saved = json.loads((run / "config.json").read_text())
+    assert (saved["learner"]["batches"], saved["store"]["keep"]) == (8, 5)
+    assert load(str(run / "config.toml")).learner.batches == 8
+    assert [r["batch"] for r in records(run)] == list(range(8))
+
+
+def test_a_finished_run_resumed_as_it_is_stays_what_it_is(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "same"
+    shutil.copytree(finished.run, run)
+    before = tree(run)
+    assert cli("resume", run).code == 0
+    after = tree(run)
+    for file in ("model/model.safetensors", "metrics.jsonl", "config.json"):
+        assert after[file] == before[file]
+    a, b = json.loads(before["summary.json"]), json.loads(after["summary.json"])
+    assert {k: v for k, v in a.items() if k not in ("wall_s", "cpu_s")} == {k: v for k, v in b.items() if k not in ("wall_s", "cpu_s")}
+
+
+# ---------------------------------------------------------------------------------------------------------------- looking at runs
+
+
+def test_show_prints_rollouts_with_score_outcome_and_ages(finished: Finished) -> None:
+    ran = cli("show", finished.run, "--batch", "3", "--limit", "3")
+    assert ran.code == 0
+    assert f"batch 3, trained at version {records(finished.run)[2]['version']}" in ran.out
+    heads = re.findall(r"slot \(0, \d+\) row \d+ member \d  score [01]  (correct|wrong)  (eos|length)", ran.out)
+    assert len(heads) == 3
+    ages = re.findall(r"age of each token: (\d+) x(\d+)", ran.out)
+    assert len(ages) == 3
+    assert all(int(age) <= 2 and int(tokens) <= 8 for age, tokens in ages)
+    only = cli("show", finished.run, "--outcome", "wrong", "--limit", "100")
+    assert "batch 5, trained at version" in only.out  # the last one
+    assert "  wrong  " in only.out
+    assert "  correct  " not in only.out
+
+
+def test_show_of_a_batch_that_is_not_there(finished: Finished) -> None:
+    ran = cli("show", finished.run, "--batch", "99")
+    assert (ran.code, ran.sentence) == (2, f"batch = 99: {finished.run} has no rollouts of it on record; leave it out for the last one")
+
+
+def test_report_of_one_run_and_of_several(finished: Finished, tmp_path: Path) -> None:
+    one = cli("report", finished.run, "--out", tmp_path / "one.html")
+    assert (one.code, one.out.strip()) == (0, str(tmp_path / "one.html"))
+    two = cli("report", finished.run, finished.run, "--out", tmp_path / "two.html")
+    assert two.code == 0
+    assert (tmp_path / "two.html").stat().st_size > 10_000
+    for out in ("one.html", "two.html"):
+        assert "http://" not in (tmp_path / out).read_text().replace("http://www.w3.org", "")
+
+
+def test_replay_finds_every_update_identical(finished: Finished) -> None:
+    with untouched(finished.run):
+        ran = cli("replay", finished.run)
+    assert ran.code == 0
+    assert re.fullmatch(r"6 of 6 updates identical; weights [0-9a-f]{16}, as the run's own\n", ran.out)
+    assert re.fullmatch(r"2 of 2 updates identical; weights [0-9a-f]{16}\n", cli("replay", finished.run, "--batches", "2").out)
+
+
+def test_replay_says_where_an_update_is_another(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "other"
+    shutil.copytree(finished.run, run)
+    table = json.loads((run / "config.json").read_text())
+    table["learner"]["optimizer"]["lr"] *= 2
+    (run / "config.json").write_text(json.dumps(table))
+    ran = cli("replay", run)
+    assert ran.code == 3
+    first = next(r["batch"] for r in records(run) if r["applied"])
+    assert re.search(r"batch \d: gradient norm [\d.]+, recorded [\d.]+", ran.out)
+    assert not any(f"batch {n}: " in ran.out for n in range(first + 1))
+    assert ", the run's own are " in ran.out
+
+
+def test_replay_without_recorded_rollouts(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "bare"
+    shutil.copytree(finished.run, run)
+    shutil.rmtree(run / "rollouts")
+    (run / "rollouts").mkdir()
+    ran = cli("replay", run)
+    assert (ran.code, ran.sentence) == (2, f"{run} has logged no rollouts yet: nothing to replay")
+
+
+def test_eval_of_a_run_is_the_runs_own_evaluation(finished: Finished) -> None:
+    ran = cli("eval", finished.run, "--json")
+    assert ran.code == 0
+    found = json.loads(ran.out)
+    assert found["accuracy"] == summary(finished.run)["accuracy_after"]
+    assert found["rows"] == 8
+    assert sum(found["outcomes"].values()) == 8
+    before = json.loads(cli("eval", finished.file, "--json").out)
+    assert before["accuracy"] == summary(finished.run)["accuracy_before"]
+    other = cli("eval", finished.run, "--model", finished.home / "model")
+    assert f"{finished.home / 'model'}: accuracy {before['accuracy']:.3f} on 8 held-out prompts" in other.out
+
+
+def test_eval_of_a_run_that_has_not_ended(finished: Finished, tmp_path: Path) -> None:
+    run = tmp_path / "open"
+    shutil.copytree(finished.run, run)
+    shutil.rmtree(run / "model")
+    ran = cli("eval", run)
+    assert (ran.code, ran.sentence) == (2, f"run = {str(run)!r}: it has not ended, so it has no model folder; name one with --model")
+
+
+@pytest.mark.parametrize("command", ["show", "report", "replay", "resume"])
+def test_a_folder_that_is_no_run(command: str, tmp_path: Path) -> None:
+    ran = cli(command, tmp_path)
+    assert ran.code == 2
+    assert ran.sentence.startswith(f"run folder {tmp_path} holds no run (it has no config.json)")
+
+
+# ------------------------------------------------------------------------------------------------------------------------ catalog
+
+
+def test_methods_as_json() -> None:
+    ran = cli("methods", "--json")
+    rows = json.loads(ran.out)["methods"]
+    assert [r["name"] for r in rows] == names()
+    assert all(set(r) == {"name", "points", "source", "defaults", "status"} for r in rows)
+    by_name = {r["name"]: r for r in rows}
+    assert by_name["opob"]["points"] == ["credit"]
+    assert by_name["opob"]["defaults"] == {"std": "group", "weighting": "paper"}
+    assert by_name["ess"]["points"] == ["step"]
+    assert by_name["b0"]["status"] == "control"
+    assert json.loads(cli("methods", "opob", "--json").out)["methods"] == [by_name["opob"]]
+
+
+def test_methods_for_people() -> None:
+    every = cli("methods").out
+    assert all(f"{name:<10} " in every for name in names())
+    assert "vcpo       seq_tis(c=8.0), opob, linear, norm_clip(max_norm=1.0), ess" in every
+    one = cli("methods", "seq_tis").out
+    for said in ("acts at   weigh", "formula   w_i = min(", "source    veRL", "option    c = 8.0"):
+        assert said in one
+    assert "vcpo is a bundle: seq_tis(c=8.0), opob" in cli("methods", "vcpo").out
+    unknown = cli("methods", "vpco")
+    assert unknown.code == 2
+    assert unknown.sentence.startswith("methods = 'vpco': unknown method; use one of ")
+
+
+def test_config_show_is_a_file_that_says_the_same(home: Path, tmp_path: Path) -> None:
+    shown = cli("config", "show", home / "tiny.toml", "runtime.lag=1")
+    assert shown.code == 0
+    assert tomllib.loads(shown.out)["runtime"] == {"kind": "lockstep", "lag": 1, "swap_every": 0}
+    (tmp_path / "shown.toml").write_text(shown.out)
+    assert cli("config", "show", tmp_path / "shown.toml").out == shown.out
+    said = cli("config", "show", home / "tiny.toml", 'methods=["seq_tis"]').out
+    assert said.startswith("# no credit method: added grpo\n# no gradient clip") or "# no objective method: added linear\n" in said
+
+
+def test_config_check(home: Path) -> None:
+    ran = cli("config", "check", home / "tiny.toml")
+    assert (ran.code, ran.out) == (
+        0,
+        f"{home / 'tiny.toml'} is sound: 6 batches, lockstep, methods seq_tis, opob, linear, norm_clip, ess\n",
+    )
+
+
+def test_init_writes_a_sound_file_and_never_over_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ran = cli("init", "mine.toml", "--model", "models/qwen")
+    assert ran.code == 0
+    assert "wrote mine.toml: set model, path and reward" in ran.out
+    config = load("mine.toml")
+    assert (config.name, config.model, config.runtime.kind) == ("mine", "models/qwen", "local")
+    with untouched(tmp_path):
+        again = cli("init", "mine.toml")
+    assert (again.code, again.sentence) == (2, "path = 'mine.toml': it exists; choose another name")
+
+
+def test_doctor_checks_the_machine_and_a_configuration(home: Path) -> None:
+    ran = cli("doctor", home / "tiny.toml")
+    lines = {line.split()[1]: line for line in ran.out.splitlines()}
+    assert {"packages", "cores", "memory", "disk", "locks", "model", "task", "methods"} <= set(lines)
+    assert lines["model"].startswith("ok  ")
+    bad = cli("doctor", home / "tiny.toml", f"model={home / 'nowhere'}")
+    assert bad.code == 2
+    assert "FAIL configuration" in bad.out
+    assert "no such folder; name a local Hugging Face model folder" in bad.out
+
+
+def test_an_unknown_benchmark() -> None:
+    ran = cli("bench", "speed")
+    assert (ran.code, ran.sentence) == (2, "bench = 'speed': there are norms, rollout, publish, async, peers")
+
+
+def test_warmstart_refuses_what_it_does_not_know(tmp_path: Path) -> None:
+    ran = cli("warmstart", tmp_path / "m", "stepz=3")
+    assert ran.code == 2
+    assert ran.sentence.startswith("warmstart = 'stepz=3': unknown key; there are ")
+    ran = cli("warmstart", tmp_path / "m", "hidden=wide")
+    assert (ran.code, ran.sentence.partition(":")[0]) == (2, "hidden = 'wide'")
+    assert not (tmp_path / "m").exists()
+
+
+# -------------------------------------------------------------------------------------------------------------------------- start
+
+START = """
+import resource, sys
+sys.argv = ["trimtab", *{arguments!r}]
+from trimtab.cli.main import main
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+heavy = sorted({{m.partition(".")[0] for m in sys.modules}} & {{"torch", "transformers", "pyarrow", "reasoning_gym", "matplotlib"}})
+used = resource.getrusage(resource.RUSAGE_SELF)
+print("\\n", heavy, used.ru_utime + used.ru_stime)
+"""
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["config", "check", "quickstart"], ["config", "show", "quickstart"], ["methods"]])
+def test_what_needs_no_model_starts_without_torch(arguments: list[str]) -> None:
+    ran = subprocess.run([sys.executable, "-c", START.format(arguments=arguments)], capture_output=True, text=True, check=True)
+    heavy, _, seconds = ran.stdout.splitlines()[-1].strip().rpartition(" ")
+    assert heavy == "[]"
+    assert float(seconds) < 0.8
