@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from support.tiny import tiny_policy
 
+from support.tiny import tiny_policy
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.records import TrimtabError
@@ -21,7 +21,7 @@ def never() -> Policy:
 
 
 def test_a_missing_task_file_is_found_before_the_model_is_loaded(tmp_path: Path) -> None:
-    with pytest.raises(TrimtabError, match="task.path"):
+    with pytest.raises(TrimtabError, match=r"task\.path"):
         Sampler.build(
             never,
             task=JsonlOptions(path=str(tmp_path / "nothing.jsonl")),
