@@ -62,7 +62,9 @@ class WarmstartOptions(BaseModel):
         default=(
             Phase(steps=6000, q=0.02, lr=3e-3, demonstrations=64, decay=True),
             Phase(steps=2500, q=0.01, lr=2e-3, demonstrations=64, decay=True),
-            Phase(steps=100, q=0.2, lr=5e-4, demonstrations=128, decay=False),
+            Phase(steps=2500, q=0.005, lr=1e-3, demonstrations=64, decay=True),
+            Phase(steps=3000, q=0.002, lr=1e-3, demonstrations=64, decay=True),
+            Phase(steps=60, q=0.25, lr=5e-4, demonstrations=128, decay=False),
         )
     )
 
