@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 from torch import Tensor
@@ -33,6 +34,9 @@ from trimtab.rollout.sampler import Sampler
 from trimtab.rollout.worker import Worker, told
 from trimtab.tasks.options import JsonlOptions, VerifierOptions
 from trimtab.weights.shared import SharedBlocks
+
+if TYPE_CHECKING:
+    from trimtab.engines.checkpoint import Policy
 
 OPTIONS = RolloutOptions(group_size=2, prompts_per_batch=2, max_new_tokens=6)
 logging.getLogger("trimtab").setLevel(logging.ERROR)
@@ -98,7 +102,8 @@ def sampler(faults: Faults, seed: int = 0) -> Sampler:
     renderer = Renderer(tiny_tokenizer(), context=64, max_new_tokens=OPTIONS.max_new_tokens, stop_ids=(2,))
     collector = ForgetfulCollector(engine, task, verifier, renderer, OPTIONS, 0)
     collector.faults = faults
-    return Sampler(engine, task, verifier, renderer, collector, OPTIONS)
+    policy = cast("Policy", None)  # nothing here asks for it
+    return Sampler(policy=policy, engine=engine, task=task, verifier=verifier, renderer=renderer, collector=collector, options=OPTIONS)
 
 
 def spec(name: str, blocks: SharedBlocks) -> WorkerSpec:
