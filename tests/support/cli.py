@@ -24,8 +24,18 @@ class Ran:
     def sentence(self) -> str:
         """The one line of an error."""
         (line,) = self.err.splitlines()
-        assert line.startswith("trimtab: ")
-        return line.removeprefix("trimtab: ")
+        return _said(line)
+
+    @property
+    def last(self) -> str:
+        """The line of an error at the end of a run that had begun."""
+        assert "Traceback" not in self.err
+        return _said(self.err.splitlines()[-1])
+
+
+def _said(line: str) -> str:
+    assert line.startswith("trimtab: ")
+    return line.removeprefix("trimtab: ")
 
 
 def cli(*arguments: str | Path) -> Ran:
