@@ -35,9 +35,9 @@ class Arm:
 
 
 ARMS = (
-    Arm("sync", "synchronous (lag 0)", 0, '["seq_tis", "grpo"]'),
-    Arm("tis", f"sequence-TIS, lag {LAG}", LAG, '["seq_tis", "grpo"]'),
-    Arm("vcpo", f"VCPO, lag {LAG}", LAG, '["vcpo"]'),
+    Arm("sync", "synchronous", 0, '["seq_tis", "grpo"]'),
+    Arm("tis", "sequence-TIS", LAG, '["seq_tis", "grpo"]'),
+    Arm("vcpo", "VCPO", LAG, '["vcpo"]'),
 )
 
 
@@ -82,7 +82,7 @@ def headline(root: Path, seeds: int, extra: Sequence[str]) -> dict[str, list[flo
     _run_all(jobs, root, extra, max(1, psutil.cpu_count() or 1))
     found = {arm.name: [Summary.read(root / f"{arm.name}-seed{s}").accuracy_after or 0.0 for s in range(seeds)] for arm in ARMS}
     folders = {arm.label: root / f"{arm.name}-seed0" for arm in ARMS}
-    comparison_figure(folders, root / "headline.png", root / "headline.svg", "The same learner, the same rollouts, 64 batches late")
+    comparison_figure(folders, root / "headline.png", root / "headline.svg", f"Two of three learn from rollouts {LAG} batches old")
     return found
 
 
