@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -14,8 +16,10 @@ from typing import Any
 import pytest
 
 from support.cli import cli, tree, untouched
+from trimtab.cli.progress import Progress
 from trimtab.config.load import load
 from trimtab.methods.registry import names
+from trimtab.telemetry.metrics import BatchRecord
 
 from .conftest import BATCHES, Finished
 
@@ -120,6 +124,30 @@ def test_a_finished_run_resumed_as_it_is_stays_what_it_is(finished: Finished, tm
         assert after[file] == before[file]
     a, b = json.loads(before["summary.json"]), json.loads(after["summary.json"])
     assert {k: v for k, v in a.items() if k not in ("wall_s", "cpu_s")} == {k: v for k, v in b.items() if k not in ("wall_s", "cpu_s")}
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_is_checkpointed_and_goes_on(
+    finished: Finished, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    """Exit code 130; the resumed run ends in the weights of the run that was not interrupted."""
+    monkeypatch.chdir(finished.home)
+    real = Progress.batch
+
+    def batch(self: Progress, record: BatchRecord, waiting_for: str) -> None:
+        real(self, record, waiting_for)
+        if record.batch == 2:
+            os.kill(os.getpid(), number)
+
+    name = f"stopped-{number.name}"
+    with monkeypatch.context() as patch:
+        patch.setattr(Progress, "batch", batch)
+        ran = cli("train", "tiny.toml", f"name={name}")
+    assert (ran.code, ran.out) == (130, f"interrupted after 3 batches and checkpointed; go on with: trimtab resume runs/{name}\n")
+    run = finished.home / "runs" / name
+    assert (summary(run)["status"], summary(run)["batches"]) == ("interrupted", 3)
+    assert cli("resume", f"runs/{name}").code == 0
+    assert (run / "model" / "model.safetensors").read_bytes() == (finished.run / "model" / "model.safetensors").read_bytes()
 
 
 # ---------------------------------------------------------------------------------------------------------------- looking at runs
