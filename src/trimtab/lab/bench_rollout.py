@@ -20,6 +20,7 @@ from trimtab.engines.checkpoint import Policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Request
 from trimtab.engines.torch_engine import TorchEngine
+from trimtab.lab.models import FIRST, PAD, VOCABULARY, bench_policy
 from trimtab.lab.rows import Row, spread
 from trimtab.records import Sampling
 
@@ -27,12 +28,11 @@ if TYPE_CHECKING:
     from transformers import Qwen2ForCausalLM
 
 REQUESTS, SLOTS, MEMBERS = 512, 64, 8
-_PAD, _BOS, _EOS, _FIRST, _VOCABULARY = 0, 1, 2, 3, 17
 
 
 def run(rounds: int = 5) -> list[Row]:
     """Rows ``torch/512`` (ratio: CPU-seconds of generate / ours) and ``generate/512``."""
-    policy, requests = _policy(), _requests()
+    policy, requests = bench_policy("0.1M", 128), _requests()
     sides: dict[str, Callable[[], None]] = {
         "torch": lambda: _engine(policy, requests),
         "generate": lambda: _generate(policy.model, requests),
@@ -59,35 +59,9 @@ def run(rounds: int = 5) -> list[Row]:
     ]
 
 
-def _policy() -> Policy:
-    """A random Qwen2 model of 0.1 M parameters."""
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
-
-    words = {name: i for i, name in enumerate(["<pad>", "<bos>", "<eos>", *map(str, range(_FIRST, _VOCABULARY))])}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, "<pad>")), pad_token="<pad>", bos_token="<bos>", eos_token="<eos>"
-    )
-    config = Qwen2Config(
-        vocab_size=_VOCABULARY,
-        hidden_size=64,
-        intermediate_size=192,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=128,
-        pad_token_id=_PAD,
-        bos_token_id=_BOS,  # no EOS: generate must not end early
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = Qwen2ForCausalLM(config).eval()
-    return Policy(model=model, tokenizer=tokenizer, eos_ids=(_EOS,), pad_id=_PAD, bos_id=_BOS, context=128)
-
-
 def _requests() -> list[Request]:
     draw = np.random.default_rng(0)
-    prompts = [draw.integers(_FIRST, _VOCABULARY, draw.integers(8, 25)).astype(np.int32) for _ in range(REQUESTS // MEMBERS)]
+    prompts = [draw.integers(FIRST, VOCABULARY, draw.integers(8, 25)).astype(np.int32) for _ in range(REQUESTS // MEMBERS)]
     return [
         Request(
             id=i,
@@ -118,7 +92,7 @@ def _generate(model: Qwen2ForCausalLM, requests: list[Request]) -> None:
     for at in range(0, len(requests), SLOTS):
         batch = requests[at : at + SLOTS]
         width = max(len(r.prompt) for r in batch)
-        ids = torch.full((len(batch), width), _PAD)
+        ids = torch.full((len(batch), width), PAD)
         mask = torch.zeros_like(ids)
         for row, request in enumerate(batch):
             ids[row, width - len(request.prompt) :] = torch.from_numpy(request.prompt)
@@ -129,7 +103,7 @@ def _generate(model: Qwen2ForCausalLM, requests: list[Request]) -> None:
             top_k=0,
             top_p=1.0,
             max_new_tokens=max(r.max_new_tokens for r in batch),
-            pad_token_id=_PAD,
+            pad_token_id=PAD,
             output_scores=True,
             return_dict_in_generate=True,
         )
