@@ -33,7 +33,7 @@ class WorkerSpec:
     rollout: RolloutOptions
     engine: TorchEngineOptions | ScriptedEngineOptions
     layout: Layout | None  # None: an evaluator, it reads model folders
-    probe: tuple[Segment, ...]  # scored after every commit, to attest it
+    probe: tuple[Segment, ...]  # scored after a commit, to attest it
     threads: int
     origin: float  # the run's start on time.perf_counter
     timeline: bool
@@ -63,9 +63,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Serve the staged version, score the probe and say so."""
+    """Serve the staged version, score the first ``probes`` segments of the probe, and say so."""
 
     version: int
+    probes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,7 @@ class Staged:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Served from now on. ``pause``: how long generation stood still for it; ``probe``: log-probs of the probe's action tokens."""
+    """Served from now on. ``pause``: how long generation stood still for it; ``probe``: log-probs of the tokens that were to be scored."""
 
     version: int
     pause: float

@@ -105,7 +105,7 @@ class Worker:
         elif isinstance(message, Commit):
             with self._clock.span("swap"):
                 self._engine.commit(message.version)
-                probe = tuple(float(x) for logp in self._engine.score(self._probe) for x in logp)
+                probe = tuple(float(x) for logp in self._engine.score(self._probe[: message.probes]) for x in logp)
             self._send(Committed(message.version, time.perf_counter() - begun, probe))
         elif isinstance(message, Drop):
             self._collector.cancel(message.slot)

@@ -108,8 +108,11 @@ class Controller(threading.Thread):
             f"runtime.progress_deadline_s = {self._options.progress_deadline_s:g}: no group came back in that time: {waits}"
         )
 
-    def publish(self, version: Version, weights: Mapping[str, Tensor], probe: Sequence[float]) -> None:
-        """Start to bring the weights to the workers; waits only for the publication before. ``probe``: what the learner says of it."""
+    def publish(self, version: Version, weights: Mapping[str, Tensor], probe: Sequence[Sequence[float]]) -> None:
+        """Start to bring the weights to the workers; waits only for the publication before.
+
+        ``probe``: what the learner says of the first segments of the probe, under these weights.
+        """
         self._wait_published()
         prepared = self._publisher.prepare(version, weights, probe)  # without the lock: groups come in meanwhile
         with self._changed:

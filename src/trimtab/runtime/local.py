@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 import numpy as np
@@ -51,27 +51,25 @@ class Local:
         session = self._session
         with session.clock.span("start"):
             controller.launch()
-            self._publish(controller)
+            self._publish(controller, self._probe)
             controller.wait_ready(stopping)
         while True:
             with session.clock.span("wait"):
                 formed = controller.take(stopping)
             if formed is None:
                 return
-            session.consume(formed, lambda: self._publish(controller), controller.window, controller.waiting_for)
+            session.consume(formed, lambda: self._publish(controller, self._probe[:1]), controller.window, controller.waiting_for)
             evaluations.after_batch()
 
-    def _publish(self, controller: Controller) -> None:
-        controller.publish(self._session.version, self._session.weights(), self._score_probe())
+    def _publish(self, controller: Controller, probe: Sequence[Segment]) -> None:
+        """With the log-probs of ``probe``: all of it at the start, one sequence from then on, which costs little."""
+        scores = [self._score(segment) for segment in probe]
+        controller.publish(self._session.version, self._session.weights(), scores)
 
-    def _score_probe(self) -> list[float]:
-        """What the learner says of the probe under its weights of now."""
+    def _score(self, segment: Segment) -> list[float]:
         model = self._session.learner.model
-        rollouts = [
-            Rollout(member=i, segments=(segment,), score=0.0, outcome=Outcome.WRONG, stop=StopReason.EOS)
-            for i, segment in enumerate(self._probe)
-        ]
-        return model.score(pack(rollouts, device=model.device, dtype=model.dtype)).tolist()
+        rollout = Rollout(member=0, segments=(segment,), score=0.0, outcome=Outcome.WRONG, stop=StopReason.EOS)
+        return model.score(pack([rollout], device=model.device, dtype=model.dtype)).tolist()
 
 
 def probe(parts: Parts, temperature: float) -> tuple[Segment, ...]:

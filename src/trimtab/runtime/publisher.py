@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from torch import Tensor
@@ -26,12 +27,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A version in its block: the digest of the bytes there, and what the learner says of the probe under it."""
+    """A version in its block: the digest of the bytes there, and what the learner says under it of the probe's first segments."""
 
     version: Version
     block: int
     digest: str
-    probe: Sequence[float]
+    probe: Sequence[Sequence[float]]
 
 
 class Publisher:
@@ -49,7 +50,7 @@ class Publisher:
         """Every worker that is up serves the newest version."""
         return not self._under_way
 
-    def prepare(self, version: Version, weights: Mapping[str, Tensor], probe: Sequence[float]) -> Prepared:
+    def prepare(self, version: Version, weights: Mapping[str, Tensor], probe: Sequence[Sequence[float]]) -> Prepared:
         """Write the block that nobody stages from; call when idle. Needs no lock."""
         block = 0 if self._newest is None else 1 - self._newest.block
         self._blocks.write(block, weights)
@@ -116,7 +117,8 @@ class Publisher:
             for name in publication.due():
                 member = self._crew.get(name)
                 assert member is not None  # a lost one has left the quorum
-                self._crew.send(member, Commit(publication.version.number))
+                assert self._newest is not None
+                self._crew.send(member, Commit(publication.version.number, len(self._newest.probe)))
         self.done += [p.times for p in self._under_way if p.phase is Phase.DONE and p.replicas]
         self._under_way = [p for p in self._under_way if p.under_way]
 
@@ -125,10 +127,11 @@ class Publisher:
         newest = self._newest
         if newest is None or newest.version.number != message.version:
             raise RuntimeError(f"{member.name} committed version {message.version}, the last one published is {newest}")
-        gap = float(np.max(np.abs(np.subtract(message.probe, newest.probe)), initial=0.0))
+        expected = list(chain.from_iterable(newest.probe))
+        gap = float(np.max(np.abs(np.subtract(message.probe, expected)), initial=0.0))
         first, self._attested = not self._attested, True
         if first:
-            log.info("probe: %s and learner differ by at most %.2e in %d log-probs", member.name, gap, len(newest.probe))
+            log.info("probe: %s and learner differ by at most %.2e in %d log-probs", member.name, gap, len(expected))
         if not gap <= self._gap:  # NaN differs, too
             error = TrimtabError if first else StoppedByRule
             raise error(

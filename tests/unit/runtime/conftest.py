@@ -50,7 +50,7 @@ class Loop:
 
     def publish(self) -> None:
         self.weights["w"].fill_(self.version.number)
-        self.controller.publish(self.version, self.weights, [0.0])
+        self.controller.publish(self.version, self.weights, [[0.0]])
 
     def batch(self, applied: bool = True) -> bool:
         formed = self.controller.take(lambda: False)

@@ -53,7 +53,7 @@ class World:
         return {"w": torch.full((8,), float(version))}
 
     def publish(self, version: int) -> None:
-        self.publisher.publish(self.publisher.prepare(Version(0, version), self.weights(version), [0.0]))
+        self.publisher.publish(self.publisher.prepare(Version(0, version), self.weights(version), [[0.0]]))
 
     def up(self, name: str) -> None:
         self.publisher.welcome(self.post.up(name))

@@ -98,7 +98,7 @@ def test_two_hundred_publications_under_load(crew: tuple[Crew, SharedBlocks, Ver
         if member.ready and publisher.idle and published < PUBLICATIONS:
             published += 1
             weights = versions.weights(published)
-            publisher.publish(publisher.prepare(Version(0, published), weights, versions.score(published, PROBE).tolist()))
+            publisher.publish(publisher.prepare(Version(0, published), weights, [versions.score(published, PROBE).tolist()]))
         while member.held >= 0 and member.room > 0:
             member.room, member.assigned = member.room - 1, member.assigned + 1
             people.send(member, Assign(Slot(0, assigned), assigned % 40, 0))
