@@ -24,24 +24,23 @@ def _bundle(name: str) -> str:
 
 def methods(name: str | None, as_json: bool) -> None:
     """All methods, or one in full."""
-    if name is not None and name in BUNDLES and not as_json:
-        print(f"{name} is a bundle: {_bundle(name)}\n")
-        for item in BUNDLES[name]:
-            _explain(str(item["name"]))
-        return
-    if name is not None and not as_json:
-        _explain(name)
-        return
-    chosen = [name] if name is not None else names()
+    bundle = BUNDLES.get(name or "", ())
+    chosen = names() if name is None else [str(item["name"]) for item in bundle] or [name]
     if as_json:
         print(json.dumps({"methods": [_row(n) for n in chosen]}, indent=1))
+        return
+    if name is not None:
+        if bundle:
+            print(f"{name} is a bundle: {_bundle(name)}\n")
+        for n in chosen:
+            _explain(n)
         return
     for n in chosen:
         cls = method_class(n)
         print(f"{n:<10} {'+'.join(_points(cls)):<12} {cls.summary}")
     print("\nbundles")
-    for bundle in sorted(BUNDLES):
-        print(f"{bundle:<10} {_bundle(bundle)}")
+    for title in sorted(BUNDLES):
+        print(f"{title:<10} {_bundle(title)}")
 
 
 def _row(name: str) -> dict[str, Json]:

@@ -20,8 +20,8 @@ app = typer.Typer(
 config_app = typer.Typer(help="Look at a configuration without running it.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides, such as learner.batches=100", metavar="[KEY=VALUE]...")]
-Run = Annotated[Path, typer.Argument(help="a run folder, such as runs/quickstart")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides, such as learner.batches=100", metavar="KEY=VALUE")]
+Run = Annotated[Path, typer.Argument(help="a run folder, such as runs/quickstart", metavar="RUN")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
@@ -53,7 +53,7 @@ def resume(run: Run, overrides: Overrides = None) -> None:
 
 @app.command()
 def init(
-    path: Annotated[Path, typer.Argument(help="file to write")] = Path("trimtab.toml"),
+    path: Annotated[Path, typer.Argument(help="file to write", metavar="FILE")] = Path("trimtab.toml"),
     model: Annotated[str, typer.Option(help="your model folder")] = "path/to/model",
 ) -> None:
     """Write a commented starter file for your own model, prompts and reward."""
@@ -64,7 +64,7 @@ def init(
 
 @app.command()
 def warmstart(
-    out: Annotated[Path, typer.Argument(help="model folder to write")],
+    out: Annotated[Path, typer.Argument(help="model folder to write", metavar="FOLDER")],
     seed: Annotated[int, typer.Option(help="seed of initialization, demonstrations and order")] = 0,
     overrides: Overrides = None,
 ) -> None:
@@ -102,8 +102,10 @@ def show(
 
 @app.command()
 def report(
-    run: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare")],
-    out: Annotated[Path | None, typer.Option("--out", help="where to write (default: report.html in the first run)")] = None,
+    run: Annotated[list[Path], typer.Argument(help="one run folder, or several to compare", metavar="RUN")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="where to write (default: report.html, or comparison.html, in the first run)")
+    ] = None,
 ) -> None:
     """Make report.html from run files; several runs are compared on one page."""
     from trimtab.cli.looking import report as make
@@ -124,7 +126,7 @@ def replay(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="one method or bundle")] = None,
+    name: Annotated[str | None, typer.Argument(help="one method or bundle", metavar="NAME")] = None,
     as_json: AsJson = False,
 ) -> None:
     """List the methods and bundles, or explain one."""
@@ -135,7 +137,7 @@ def methods(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="norms, rollout, publish, async or peers")],
+    name: Annotated[str, typer.Argument(help="norms, rollout, publish, async or peers", metavar="NAME")],
     as_json: AsJson = False,
     rounds: Annotated[int | None, typer.Option(help="rounds (default: the benchmark's own)")] = None,
 ) -> None:
@@ -147,7 +149,7 @@ def bench(
 
 @app.command()
 def doctor(
-    source: Annotated[str | None, typer.Argument(help="a configuration to check against this machine", metavar="[FILE|PRESET]")] = None,
+    source: Annotated[str | None, typer.Argument(help="a configuration to check against this machine", metavar="FILE|PRESET")] = None,
     overrides: Overrides = None,
 ) -> None:
     """Check this machine, and what a configuration needs of it."""

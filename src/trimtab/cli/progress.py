@@ -59,7 +59,8 @@ class Progress:
             return
         self._shown = True
         names = ", ".join(m.name for m in self._config.chain().methods)
-        self._console.print(f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}")
+        begun = f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}"
+        self._console.print(begun, highlight=False, soft_wrap=True)
         if self._live is not None:
             self._live.start()
 
@@ -81,13 +82,17 @@ class Progress:
     def event(self, event: Event) -> None:
         self._begin()
         self._events.append(f"batch {event.batch}: {event.name}: {event.message}")
-        if self._live is None:
+        if self._live is not None:
+            self._live.update(self._view())
+        else:
             self._console.print(f"{event.severity.value}: {self._events[-1]}", highlight=False, soft_wrap=True)
 
     def evaluated(self, batch: int, accuracy: float) -> None:
         self._begin()
         self._held_out = f"{accuracy:.3f} after {batch} batches"
-        if self._live is None:
+        if self._live is not None:
+            self._live.update(self._view())
+        else:
             self._console.print(f"held-out accuracy {self._held_out}", highlight=False)
 
     def _averages(self) -> list[tuple[str, str]]:
@@ -104,8 +109,12 @@ class Progress:
 
     def _line(self, record: BatchRecord) -> str:
         values = "  ".join(f"{label} {value}" for label, value in self._averages())
-        waits = f"  {self._waiting}" if self._waiting else ""
-        return f"batch {record.batch + 1}/{self._config.learner.batches}  {values}  left {self._left(record)}{waits}"
+        notes = "".join(f"  {note}" for note in (self._skips(), self._waiting) if note)
+        return f"batch {record.batch + 1}/{self._config.learner.batches}  {values}  left {self._left(record)}{notes}"
+
+    def _skips(self) -> str:
+        skipped = [r for r in self._recent if not r.applied]
+        return f"{len(skipped)} of the last {len(self._recent)} batches skipped: {skipped[-1].reason}" if skipped else ""
 
     def _view(self) -> Group:
         table = Table.grid(padding=(0, 2))
@@ -113,9 +122,8 @@ class Progress:
         half = (len(shown) + 1) // 2
         for row in (shown[:half], shown[half:]):
             table.add_row(*[Text.assemble((f"{label} ", "dim"), value) for label, value in row])
-        skipped = sum(not r.applied for r in self._recent)
         notes = [Text(f"held-out {self._held_out}", style="dim"), Text(self._waiting or "nobody waits", style="dim")]
         notes += [Text(e, style="yellow") for e in self._events]
-        if skipped:
-            notes.append(Text(f"{skipped} of the last {len(self._recent)} batches skipped: {self._recent[-1].reason}", style="yellow"))
+        if skips := self._skips():
+            notes.append(Text(skips, style="yellow"))
         return Group(self._bar.get_renderable(), table, *notes)

@@ -55,7 +55,7 @@ class EvalOptions(_Options):
 class RunConfig(_Options):
     """Everything that determines a run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9._-]+$", description="folder below runs/")
+    name: str = Field("run", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", description="folder below runs/")
     seed: int = Field(0, ge=0)
     model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
     methods: tuple[Entry, ...] = ()

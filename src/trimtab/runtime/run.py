@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shutil
 import signal
 import threading
@@ -96,7 +97,8 @@ def changed(table: dict[str, Json], overrides: Sequence[str]) -> RunConfig:
     refused = [key for key in moved if not any(key == may or (may.endswith(".") and key.startswith(may)) for may in MAY_CHANGE)]
     if refused:
         listed = ", ".join(f"{key} ({moved[key][0]!r} in the checkpoint, {moved[key][1]!r} asked)" for key in refused)
-        raise TrimtabError(f"the checkpoint belongs to another configuration: {listed}; a resumed run may change {', '.join(MAY_CHANGE)}")
+        listed_may = ", ".join(f"{may}*" if may.endswith(".") else may for may in MAY_CHANGE)
+        raise TrimtabError(f"the checkpoint belongs to another configuration: {listed}; a resumed run may change {listed_may}")
     if new.learner.batches < old.learner.batches:
         raise TrimtabError.field(
             "learner.batches", new.learner.batches, f"the run was planned for {old.learner.batches}; a plan can only grow"
@@ -169,6 +171,8 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
         if asked.is_set() and number == signal.SIGINT:
             raise KeyboardInterrupt
         asked.set()
+        # Not logged: the signal may have come in the middle of another line.
+        os.write(2, b"\ntrimtab: stopping after the batch in hand, then a checkpoint; a second Ctrl-C ends without one\n")
 
     if threading.current_thread() is threading.main_thread():
         before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
 import time
 from pathlib import Path
+from typing import TextIO
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -52,13 +54,28 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(row, default=str)
 
 
+class _Stderr(logging.StreamHandler[TextIO]):
+    """Whatever ``sys.stderr`` is when a line is written: a live display puts its own there, to keep lines above it."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> TextIO:
+        return sys.stderr
+
+    @stream.setter
+    def stream(self, value: TextIO) -> None:
+        raise AttributeError("this handler follows sys.stderr")
+
+
 def configure(level: str = "INFO", file: Path | None = None, who: str = "") -> None:
     """Send what the package logs to stderr, and to ``file`` as JSON lines. ``who`` names the process. Calling again replaces."""
     logger = logging.getLogger("trimtab")
     for old in list(logger.handlers):
         logger.removeHandler(old)
         old.close()
-    stream = logging.StreamHandler()
+    stream = _Stderr()
     stream.setFormatter(LineFormatter(who))
     logger.addHandler(stream)
     if file is not None:

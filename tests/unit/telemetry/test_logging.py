@@ -1,7 +1,9 @@
 """Log lines: for people on stderr, as JSON in a file."""
 
+import io
 import json
 import logging
+import sys
 
 import pytest
 
@@ -41,3 +43,11 @@ def test_a_line_says_when_how_bad_who_where_what(tmp_path, capsys):
         3,
     )
     assert "OSError: no room" in second["trace"]
+
+
+def test_lines_go_to_whatever_stderr_is_now(monkeypatch):
+    configure("info", who="learner")
+    display = io.StringIO()  # as a live display puts in its place
+    monkeypatch.setattr(sys, "stderr", display)
+    logging.getLogger("trimtab.runtime").warning("worker-0 died")
+    assert display.getvalue().endswith("WARNING learner runtime: worker-0 died\n")
