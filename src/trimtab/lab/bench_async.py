@@ -94,7 +94,8 @@ def _share(record: BatchRecord, name: str) -> float:
 def _rows(kind: str, records: Sequence[BatchRecord], sync: float) -> list[Row]:
     head, rest = records[WARM : WARM + CALIBRATE], records[WARM + CALIBRATE :]
     t = sum(_share(r, name) for r in head for name in TIME_SHARES if name != "time/wait") / len(head)
-    g = sum(r.metrics["sampler/busy"].numerator for r in head if isinstance(r.metrics.get("sampler/busy"), Rate)) / len(head)  # type: ignore[union-attr]
+    busy = [r.metrics["sampler/busy"] for r in head if "sampler/busy" in r.metrics]
+    g = sum(b.numerator for b in busy if isinstance(b, Rate)) / len(head)
     ceiling = (g + t) / max(g, t)
     ours = _per_batch(records, WARM + CALIBRATE)
     named = sum(_share(r, name) for r in rest for name in TIME_SHARES)

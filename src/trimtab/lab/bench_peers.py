@@ -89,7 +89,7 @@ def _median(steps: list[tuple[float, float]]) -> float:
     return statistics.median(cpu for cpu, _ in steps)
 
 
-def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float]) -> Row:
+def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float | None]) -> Row:
     return Row(case=case, cpu_s=_median(steps), wall_s=statistics.median(w for _, w in steps), ratio=ratio, spread=spread(ratios))
 
 
@@ -118,7 +118,7 @@ def _trl(config: RunConfig, steps: int) -> list[tuple[float, float]]:
         def on_step_end(self, *args: object, **kwargs: object) -> None:
             meter.tick()
 
-    def reward(prompts: list[str], completions: list[str], **kwargs: object) -> list[float]:
+    def reward(prompts: list[str], completions: list[str], **kwargs: object) -> list[float | None]:
         return [scorer.score(by_text[p.removeprefix("<bos>")], c).score for p, c in zip(prompts, completions, strict=True)]
 
     with tempfile.TemporaryDirectory() as folder:
@@ -155,7 +155,7 @@ def _trl(config: RunConfig, steps: int) -> list[tuple[float, float]]:
     return meter.steps[WARM:]
 
 
-def _named(function: Callable[..., list[float]]) -> Callable[..., list[float]]:
+def _named(function: Callable[..., list[float | None]]) -> Callable[..., list[float | None]]:
     """TRL logs a reward function under its name."""
     function.__name__ = "verified"
     return function

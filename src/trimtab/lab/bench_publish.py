@@ -10,6 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import torch
@@ -67,7 +68,7 @@ def _measure(policy: Policy, cache: str, rounds: int) -> list[Row]:
 
         timed("stage", stage)
         assert staged[0] == digest
-        timed("pause", lambda v=version: engine.commit(v))
+        timed("pause", partial(engine.commit, version))
         timed("step after", engine.step)
     blocks.close()
     tag = "" if cache == "recompute" else f" ({cache})"

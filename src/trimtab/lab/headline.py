@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import psutil
 
@@ -54,7 +55,8 @@ def _command(arm: Arm, seed: int, root: Path, extra: Sequence[str]) -> list[str]
 
 def _run_all(jobs: Sequence[tuple[Arm, int]], root: Path, extra: Sequence[str], at_once: int) -> None:
     """All jobs, ``at_once`` processes of one thread each."""
-    waiting, running = list(jobs), {}
+    waiting = list(jobs)
+    running: dict[subprocess.Popen[bytes], tuple[Arm, int, IO[str]]] = {}
     root.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     while waiting or running:
