@@ -94,6 +94,9 @@ class RunConfig(_Options):
         if updates > groups:
             remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
             raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
+        if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
+            remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
+            raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
         return self
 
     @property

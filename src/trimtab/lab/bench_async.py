@@ -52,7 +52,7 @@ class Recorder:
 def run(rounds: int = 160) -> list[Row]:
     """``rounds``: batches of each run."""
     out = []
-    for kind, engine in (("latency", [f'engine={{kind = "latency", step_s = {STEP_S}, slots = 128}}']), ("compute", [])):
+    for kind, engine in (("latency", [f'engine={{kind = "latency", step_s = {STEP_S}, slots = 64}}']), ("compute", [])):
         sync = min(_per_batch(_records(_sync(engine, rounds), threads)) for threads in (1, 2))
         out += _rows(kind, _records(_local(engine, rounds), 1), sync)
     return out

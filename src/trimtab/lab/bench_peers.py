@@ -42,16 +42,12 @@ class Meter:
         self._last: tuple[float, float] | None = None
 
     def tick(self) -> None:
-        cpu = sum(t.user + t.system for t in self._times())
-        now = (cpu, time.perf_counter())
+        # The kernel counts a child's time in ticks of 10 ms: only sums over many steps mean something.
+        children: list[_Times] = [child.cpu_times() for child in psutil.Process().children(recursive=True)]
+        now = (time.process_time() + sum(t.user + t.system for t in children), time.perf_counter())
         if self._last is not None:
             self.steps.append((now[0] - self._last[0], now[1] - self._last[1]))
         self._last = now
-
-    @staticmethod
-    def _times() -> list[_Times]:
-        me = psutil.Process()
-        return [me.cpu_times(), *(child.cpu_times() for child in me.children(recursive=True))]
 
     # An observer of a run ticks at every batch.
     def batch(self, record: BatchRecord, waiting_for: str) -> None:
@@ -82,15 +78,15 @@ def run(rounds: int = 30) -> list[Row]:
     ours, theirs = _ours(config), _trl(config, steps)
     n = min(len(ours), len(theirs))
     ratios = [a / b for (a, _), (b, _) in zip(ours[:n], theirs[:n], strict=True)]
-    return [_row("sync/trimtab", ours, 1.0, []), _row("sync/trl", theirs, statistics.median(a for a, _ in ours) / _median(theirs), ratios)]
+    return [_row("sync/trimtab", ours, 1.0, []), _row("sync/trl", theirs, _mean(ours) / _mean(theirs), ratios)]
 
 
-def _median(steps: list[tuple[float, float]]) -> float:
-    return statistics.median(cpu for cpu, _ in steps)
+def _mean(steps: list[tuple[float, float]]) -> float:
+    return statistics.fmean(cpu for cpu, _ in steps)
 
 
-def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float | None]) -> Row:
-    return Row(case=case, cpu_s=_median(steps), wall_s=statistics.median(w for _, w in steps), ratio=ratio, spread=spread(ratios))
+def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float]) -> Row:
+    return Row(case=case, cpu_s=_mean(steps), wall_s=statistics.fmean(w for _, w in steps), ratio=ratio, spread=spread(ratios))
 
 
 def _ours(config: RunConfig) -> list[tuple[float, float]]:

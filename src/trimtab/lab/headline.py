@@ -14,8 +14,8 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from io import TextIOWrapper
 from pathlib import Path
-from typing import IO
 
 import psutil
 
@@ -56,7 +56,7 @@ def _command(arm: Arm, seed: int, root: Path, extra: Sequence[str]) -> list[str]
 def _run_all(jobs: Sequence[tuple[Arm, int]], root: Path, extra: Sequence[str], at_once: int) -> None:
     """All jobs, ``at_once`` processes of one thread each."""
     waiting = list(jobs)
-    running: dict[subprocess.Popen[bytes], tuple[Arm, int, IO[str]]] = {}
+    running: dict[subprocess.Popen[bytes], tuple[Arm, int, TextIOWrapper]] = {}
     root.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     while waiting or running:

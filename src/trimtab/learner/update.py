@@ -67,11 +67,13 @@ class Learner:
     # ------------------------------------------------------------------------------------------------ a batch
     def train(self, batch: Batch, *, lag_zero: bool = False) -> list[UpdateResult]:
         """Consume one batch: ``updates_per_batch`` updates, each over its share of the groups."""
-        groups, invalid = drop_invalid(batch.groups)
+        with self.clock.span("pack"):
+            groups, invalid = drop_invalid(batch.groups)
         bounds = np.linspace(0, len(groups), self.options.updates_per_batch + 1).astype(int)
         results = []
         for step, (a, b) in enumerate(pairwise(bounds)):
-            result = self._update(groups[a:b], batch, step, lag_zero)
+            with self.clock.span("methods"):  # what is in no span of its own: the columns between the passes
+                result = self._update(groups[a:b], batch, step, lag_zero)
             result.invalid_tokens = invalid if step == 0 else 0
             results.append(result)
         if any(r.applied for r in results):

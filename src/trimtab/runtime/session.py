@@ -118,7 +118,7 @@ class Session:
         applied = any(r.applied for r in results)
         if applied:
             self.version = self.version.next()
-        with self.lock:
+        with self.clock.span("publish"), self.lock:
             self.pool.consumed(self.version.number)
         self.consumed += 1
         self.after_batch()
@@ -133,7 +133,7 @@ class Session:
             self._keep_refused(formed, results[-1].reason)
         with self.clock.span("log"):
             record, events = self._record(formed, results, window())
-        self._tell(record, events, waiting_for())
+            self._tell(record, events, waiting_for())
         if failed is not None:
             raise failed
         if self.consumed % self.config.store.every == 0:

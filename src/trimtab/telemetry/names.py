@@ -87,7 +87,7 @@ _ALL = (
     Metric("time/forward", "s", SUM, "forward passes"),
     Metric("time/backward", "s", SUM, "backward passes"),
     Metric("time/norms", "s", SUM, "per-sequence gradient norms"),
-    Metric("time/methods", "s", SUM, "weighing, credit and objective on the log-probs"),
+    Metric("time/methods", "s", SUM, "weighing, credit and objective, and the columns they work on"),
     Metric("time/step", "s", SUM, "gradient methods and optimizer step"),
     Metric("time/publish", "s", SUM, "publishing the weights"),
     Metric("time/log", "s", SUM, "writing telemetry"),
