@@ -93,3 +93,9 @@ def test_a_method_that_needs_what_this_learner_does_not_compute(with_methods: Ca
         TrimtabError, match=r"methods = 'referee': it needs Need.REFERENCE, which this learner does not compute; leave it out"
     ):
         config(methods=["vcpo", "referee"])
+
+
+def test_engine_and_learner_hold_the_same_numbers() -> None:
+    config("engine.dtype=bfloat16", "learner.dtype=bfloat16")
+    with pytest.raises(TrimtabError, match=r"engine\.dtype = 'bfloat16': weights are published as they are and learner.dtype is float32"):
+        config("engine.dtype=bfloat16")
