@@ -91,7 +91,7 @@ def evaluate(
 def show(
     run: Run,
     batch: Annotated[int | None, typer.Option(help="batch number (default: the last one)")] = None,
-    limit: Annotated[int, typer.Option(help="rollouts to print")] = 8,
+    limit: Annotated[int, typer.Option(min=1, help="rollouts to print")] = 8,
     outcome: Annotated[str | None, typer.Option(help="only this outcome: correct, wrong, unparseable, timeout")] = None,
 ) -> None:
     """Print rollouts with score, outcome and the age of every token."""
@@ -116,7 +116,7 @@ def report(
 @app.command()
 def replay(
     run: Run,
-    batches: Annotated[int | None, typer.Option(help="how many batches from the start (default: all logged)")] = None,
+    batches: Annotated[int | None, typer.Option(min=1, help="how many batches from the start (default: all logged)")] = None,
 ) -> None:
     """Feed recorded groups through the learner again and check that the updates are identical."""
     from trimtab.cli.looking import replay as again
@@ -139,7 +139,7 @@ def methods(
 def bench(
     name: Annotated[str, typer.Argument(help="norms, rollout, publish, async or peers", metavar="NAME")],
     as_json: AsJson = False,
-    rounds: Annotated[int | None, typer.Option(help="rounds (default: the benchmark's own)")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="rounds (default: the benchmark's own)")] = None,
 ) -> None:
     """Measure: ratios within one run, CPU seconds beside wall time."""
     from trimtab.cli.measuring import bench as run

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Sequence
 
@@ -22,6 +23,8 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
     from trimtab.lab.rows import report
 
     module = import_module(f"trimtab.lab.bench_{name}")
+    if not as_json:
+        print(inspect.getdoc(module), "\n")
     rows = module.run() if rounds is None else module.run(rounds=rounds)
     if as_json:
         print(json.dumps(report(name, rows), indent=1))

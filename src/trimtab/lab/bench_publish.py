@@ -2,7 +2,7 @@
 
 The weights travel as in the local runtime: the learner writes a shared block, the engine stages (copies and digests) beside what it
 serves, compares, and commits between two decode steps. ``pause`` is the commit; ``stage`` the copy; ``step after`` the decode step
-that follows, which under ``recompute`` computes the keys of all running rows again.
+that follows, which under ``recompute`` computes the keys of all running rows again. Ratios are to an ordinary decode step.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SLOTS, PROMPT, NEW = 64, 16, 200
 
 
 def run(rounds: int = 50) -> list[Row]:
-    """Rows ``pause/1M``, ``stage/1M``, ``step after/1M``; ratios are to an ordinary decode step of the same rows."""
+    """Rows ``pause/1M``, ``stage/1M``, ``step after/1M`` under both cache policies."""
     policy = bench_policy("1M")
     out = []
     for cache in ("recompute", "keep"):
