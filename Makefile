@@ -12,11 +12,13 @@ export HF_HUB_OFFLINE := 1
 demo: $(STAMP)
 	$(BIN)/trimtab train quickstart
 
+# Processes are killed and timed in chaos and e2e: they run alone.
 test: $(DEV) lint
-	$(BIN)/pytest -m "not soak and not parity" -p no:cacheprovider
+	$(BIN)/pytest -n 2 -m "not soak and not parity" -p no:cacheprovider tests/unit tests/property
+	$(BIN)/pytest -m "not soak and not parity" -p no:cacheprovider tests/e2e tests/chaos
 
 quick: $(DEV)
-	$(BIN)/pytest -m "not slow and not soak and not parity and not chaos" tests/unit tests/property
+	$(BIN)/pytest -n 2 -m "not slow and not soak and not parity and not chaos" tests/unit tests/property
 
 lint: $(DEV)
 	$(BIN)/ruff check .
