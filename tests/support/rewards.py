@@ -14,3 +14,8 @@ def slow_digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -
     """The same after a moment that depends on the response, so that verdicts come in bursts, long after the engine is done."""
     time.sleep(0.02 * (len(response) % 3 == 0))
     return digit(prompt, response, answer, data)
+
+
+def broken(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
+    """A reward that scores nothing."""
+    raise ValueError("never")
