@@ -5,13 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 
-from trimtab.methods.protocol import Method, Point
 from trimtab.methods.registry import BUNDLES, build, method_class, names
 from trimtab.records import Json
-
-
-def _points(cls: type[Method]) -> list[str]:
-    return [p.value for p in Point if hasattr(cls, p.value)]
 
 
 def _bundle(name: str) -> str:
@@ -37,7 +32,7 @@ def methods(name: str | None, as_json: bool) -> None:
         return
     for n in chosen:
         cls = method_class(n)
-        print(f"{n:<10} {'+'.join(_points(cls)):<12} {cls.summary}")
+        print(f"{n:<10} {'+'.join(cls.points()):<12} {cls.summary}")
     print("\nbundles")
     for title in sorted(BUNDLES):
         print(f"{title:<10} {_bundle(title)}")
@@ -46,14 +41,14 @@ def methods(name: str | None, as_json: bool) -> None:
 def _row(name: str) -> dict[str, Json]:
     cls = method_class(name)
     defaults: dict[str, Json] = build(name, {}).options.model_dump(mode="json")
-    points: list[Json] = list(_points(cls))
+    points: list[Json] = [p.value for p in cls.points()]
     return {"name": name, "points": points, "source": cls.source, "defaults": defaults, "status": cls.status.value}
 
 
 def _explain(name: str) -> None:
     cls = method_class(name)
     print(f"{name}: {cls.summary}")
-    print(f"  acts at   {', '.join(_points(cls))}")
+    print(f"  acts at   {', '.join(cls.points())}")
     print(f"  formula   {cls.formula}")
     print(f"  source    {cls.source} ({cls.status.value})")
     for field, info in cls.Options.model_fields.items():

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from trimtab.config.load import read_resolved, validate
 from trimtab.config.models import model_folder
-from trimtab.records import Group, Rollout, TrimtabError
+from trimtab.records import Group, Outcome, Rollout, TrimtabError
 from trimtab.store.run_folder import RunFolder
 
 AGE_STYLES = ("", "green", "cyan", "blue", "magenta", "red")
@@ -22,6 +22,8 @@ def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None
     from trimtab.engines.checkpoint import load_tokenizer
     from trimtab.store.rollout_log import last_batch, read
 
+    if outcome is not None and outcome not in {o.value for o in Outcome}:
+        raise TrimtabError.field("outcome", outcome, f"there are {', '.join(o.value for o in Outcome)}")
     folder = RunFolder.open(path)
     config = validate(read_resolved(folder.config_json))
     tokenizer = load_tokenizer(model_folder(config.model))

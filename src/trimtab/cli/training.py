@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.config.load import load, override, read_resolved, read_table, validate
 from trimtab.config.run import RunConfig
+from trimtab.records import StoppedByRule
 from trimtab.report.summary import Summary
 
 EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
@@ -20,10 +22,10 @@ def _config(source: str, overrides: Sequence[str], sync: bool) -> RunConfig:
     return validate(override(table, overrides))
 
 
-def _one_thread(threads: int = 1) -> None:
+def _one_thread() -> None:
     import torch
 
-    torch.set_num_threads(threads)
+    torch.set_num_threads(1)
 
 
 def _folder(runs: Path, config: RunConfig, named: bool) -> Path:
@@ -44,7 +46,7 @@ def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
     _one_thread()
     from trimtab.runtime.run import start
 
-    with Progress(config, path) as progress:
+    with _pointing_at(path), Progress(config, path) as progress:
         summary = start(config, path, progress)
     return _end(path, summary)
 
@@ -60,9 +62,20 @@ def resume(path: Path, overrides: Sequence[str]) -> int:
     from trimtab.runtime.run import resume as go_on
 
     config = changed(table, overrides)
-    with Progress(config, path) as progress:
+    with _pointing_at(path), Progress(config, path) as progress:
         summary = go_on(path, overrides, progress)
     return _end(path, summary)
+
+
+@contextmanager
+def _pointing_at(path: Path) -> Iterator[None]:
+    """A run that a rule has stopped has a report all the same, and goes on once the cause is mended."""
+    try:
+        yield
+    except StoppedByRule:
+        print(f"stopped and checkpointed; go on with: trimtab resume {path}")
+        print(f"report  {path / 'report.html'}")
+        raise
 
 
 def _end(path: Path, s: Summary) -> int:

@@ -74,6 +74,9 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
         for part in tables:
             child = node.setdefault(part, {})
             if not isinstance(child, dict):
+                if part == "methods":
+                    remedy = 'methods is a list; set it whole, as in methods=["vcpo", {name="opob", weighting="exact"}]'
+                    raise TrimtabError.field("override", assignment, remedy)
                 raise TrimtabError.field("override", assignment, f"{part} is a value, not a table")
             node = child
         value = _value(assignment, text.strip())

@@ -134,6 +134,7 @@ class Method:
         if state:
             raise ValueError(f"method {self.name} keeps no state, the checkpoint has {sorted(state)}")
 
-    def points(self) -> tuple[Point, ...]:
+    @classmethod
+    def points(cls) -> tuple[Point, ...]:
         """The control points this method acts at, in loop order."""
-        return tuple(p for p in Point if hasattr(self, p.value))
+        return tuple(p for p in Point if hasattr(cls, p.value))

@@ -25,6 +25,7 @@ from trimtab.tasks.protocol import Prompt, Task, Verdict
 from trimtab.tasks.verifier import Verifier
 
 _POLL_S = 0.01  # longest wait for a verdict in one step
+_NAMED = 8  # slots that an error names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,14 +142,17 @@ class Collector:
         return results
 
     def drain(self, deadline_s: float) -> list[Result]:
-        """Step until nothing is outstanding; StoppedByRule naming the slots that are still out at the deadline."""
-        until = time.monotonic() + deadline_s
+        """Step until nothing is outstanding; StoppedByRule naming who is waited for where no group ends for ``deadline_s``."""
+        since = time.monotonic()
         results: list[Result] = []
         while self.outstanding:
-            results += self.step()
-            if self._groups and time.monotonic() > until:
-                waiting = ", ".join(f"({s.epoch}, {s.index})" for s in sorted(self._groups))
-                raise StoppedByRule(f"the groups of slots {waiting} are not finished after {deadline_s:g} s; raise the deadline")
+            if ended := self.step():
+                results += ended
+                since = time.monotonic()
+            if self._groups and time.monotonic() - since > deadline_s:
+                named = ", ".join(f"({s.epoch}, {s.index})" for s in sorted(self._groups)[:_NAMED])
+                more = f" and {len(self._groups) - _NAMED} more" if len(self._groups) > _NAMED else ""
+                raise StoppedByRule(f"no group ended for {deadline_s:g} s; slots still out: {named}{more}")
         return results
 
     def cancel(self, slot: Slot) -> None:

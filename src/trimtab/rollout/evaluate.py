@@ -10,8 +10,8 @@ import numpy as np
 
 from trimtab import keyed
 from trimtab.engines.protocol import Engine
-from trimtab.records import Outcome, Rollout, Slot, StopReason, TrimtabError
-from trimtab.rollout.collector import Collector, GroupDone
+from trimtab.records import Outcome, Rollout, Slot, StoppedByRule, StopReason, TrimtabError
+from trimtab.rollout.collector import Collector, GroupDone, GroupFailed
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
 from trimtab.tasks.protocol import Task
@@ -22,8 +22,8 @@ from trimtab.tasks.verifier import Verifier
 class EvalResult:
     """One response to each of ``rows`` held-out prompts, sampled by ``version``.
 
-    ``accuracy`` and ``score`` are means over the responses that got a verdict (NaN if none did); the others count in
-    ``outcomes["error"]``. ``lengths``: action tokens of each response with a verdict, in order of row.
+    ``accuracy`` and ``score`` are means over the responses that got a verdict; the others count in ``outcomes["error"]``.
+    ``lengths``: action tokens of each response with a verdict, in order of row.
     """
 
     version: int
@@ -36,7 +36,7 @@ class EvalResult:
 
     @property
     def mean_length(self) -> float:
-        return float(np.mean(self.lengths)) if self.lengths else float("nan")
+        return float(np.mean(self.lengths))
 
 
 def evaluate(
@@ -52,7 +52,7 @@ def evaluate(
 ) -> EvalResult:
     """Sample the first ``rows`` evaluation prompts once each (default: all). The engine must be idle and keep its version.
 
-    Raises TrimtabError where the task has fewer rows, StoppedByRule where it takes longer than ``deadline_s``.
+    Raises TrimtabError where the task has fewer rows, StoppedByRule where no response ends for ``deadline_s`` or none gets a verdict.
     """
     rows = task.eval_size if rows is None else rows
     if rows > task.eval_size:
@@ -68,6 +68,9 @@ def evaluate(
     if engine.version != version:
         raise RuntimeError(f"the weights changed from version {version} to {engine.version} during evaluation")
     done = sorted((r.group for r in results if isinstance(r, GroupDone)), key=lambda g: g.slot)
+    if not done:
+        why = next(r.reason for r in results if isinstance(r, GroupFailed))
+        raise StoppedByRule(f"eval: none of {rows} responses got a verdict: {why}")
     return summarize([g.rollouts[0] for g in done], rows, version)
 
 
@@ -75,7 +78,7 @@ def summarize(rollouts: list[Rollout], rows: int, version: int) -> EvalResult:
     """The result of ``rows`` evaluation prompts of which ``rollouts`` got a verdict."""
     outcomes = Counter(r.outcome.value for r in rollouts)
     outcomes[Outcome.ERROR.value] += rows - len(rollouts)
-    n = len(rollouts) or float("nan")
+    n = len(rollouts)
     return EvalResult(
         version=version,
         rows=rows,

@@ -22,7 +22,6 @@ from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import save_policy
 from trimtab.records import Json, StoppedByRule, TrimtabError
 from trimtab.report.summary import Status, Summary
-from trimtab.rollout.evaluate import EvalResult
 from trimtab.runtime.build import Parts, build
 from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Observer, Session
@@ -128,7 +127,7 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
                 _evaluate(session, parts, "before")
             if saved is None:
                 session.checkpoint()
-            finished = run(stopping)
+            finished = session.consumed >= session.config.learner.batches or run(stopping)
             session.checkpoint()
             status = "done" if finished else "interrupted"
         if finished:
@@ -144,7 +143,8 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
         summary = _summary(session, status, reason)
         summary.write(session.folder.path, write_atomic)
         session.close()
-    _report(session.folder)
+        if status != "failed":  # where a rule has stopped the run, the report says why
+            _report(session.folder)
     return summary
 
 
@@ -190,13 +190,12 @@ def _publish_for_eval(session: Session, parts: Parts) -> None:
         publish(session.version, session.weights(), [parts.sampler.engine])
 
 
-def _evaluate(session: Session, parts: Parts, when: str) -> EvalResult:
+def _evaluate(session: Session, parts: Parts, when: str) -> None:
     options = session.config.eval
     with session.clock.span("eval"):
         result = parts.sampler.evaluate(options.prompts, options.seed)
     extra: dict[str, Json] = {"score": result.score, "truncated": result.truncated, "length": result.mean_length, "rows": result.rows}
     session.evaluated(when, session.consumed, result.version, result.accuracy, extra)
-    return result
 
 
 def _summary(session: Session, status: Status, reason: str) -> Summary:

@@ -129,8 +129,9 @@ class Session:
                     publish()
                 except TrimtabError as error:
                     failed = error
-        elif self.config.learner.keep_refused and not results[-1].reason.startswith("no_signal"):
-            self._keep_refused(formed, results[-1].reason)
+        refused = next((r.reason for r in results if not r.applied and not r.reason.startswith("no_signal")), "")
+        if refused and self.config.learner.keep_refused:
+            self._keep_refused(formed, refused)
         with self.clock.span("log"):
             record, events = self._record(formed, results, window())
             self._tell(record, events, waiting_for())

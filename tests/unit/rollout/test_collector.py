@@ -183,7 +183,7 @@ def test_drain_names_who_is_waited_for() -> None:
 
     c = Collector(AnyOrderEngine(), Sums(), Silent(), RENDERER, OPTIONS, 0)
     c.assign(Slot(2, 5), row=0, attempt=0)
-    with pytest.raises(StoppedByRule, match=r"slots \(2, 5\) are not finished after 0.1 s"):
+    with pytest.raises(StoppedByRule, match=r"no group ended for 0.1 s; slots still out: \(2, 5\)$"):
         c.drain(0.1)
 
 

@@ -6,7 +6,7 @@ import pytest
 from support.rolling import AnyOrderEngine, NearVerifier, Sums, member_key, response_of
 from support.tiny import tiny_tokenizer
 from trimtab import keyed
-from trimtab.records import Slot, TrimtabError
+from trimtab.records import Slot, StoppedByRule, TrimtabError
 from trimtab.rollout.evaluate import EvalResult, evaluate
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
@@ -63,11 +63,10 @@ def test_a_busy_engine_is_refused() -> None:
         evaluate(engine, Sums(), NearVerifier(), RENDERER, OPTIONS, 0)
 
 
-def test_nothing_scored_is_nan_not_zero() -> None:
+def test_nothing_scored_is_no_accuracy_at_all() -> None:
     class Broken(NearVerifier):
         def score(self, prompt: object, response: str) -> object:
             raise RuntimeError("down")
 
-    result = evaluate(AnyOrderEngine(), Sums(), Broken(), RENDERER, OPTIONS, 0, rows=4)
-    assert np.isnan([result.accuracy, result.score, result.truncated, result.mean_length]).all()
-    assert result.outcomes["error"] == 4
+    with pytest.raises(StoppedByRule, match=r"^eval: none of 4 responses got a verdict: .*down"):
+        evaluate(AnyOrderEngine(), Sums(), Broken(), RENDERER, OPTIONS, 0, rows=4)
