@@ -57,7 +57,8 @@ def prepare_resume(folder: RunFolder) -> ResumePoint | None:
     except OSError as error:
         raise disk_error(orphans, error, "nothing is lost") from error
     moved = {name: n for name, n in moved.items() if n}
-    log.info("resuming at batch %d; moved to %s: %s", point.number, orphans, moved or "nothing")
+    listed = ", ".join(f"{n} of {name}" for name, n in moved.items())
+    log.info("resuming after %d batches%s", point.number, f"; records moved to {orphans}: {listed}" if moved else "")
     return ResumePoint(number=point.number, parts=point.parts, passed_over=point.passed_over, moved=moved, orphans=orphans)
 
 
