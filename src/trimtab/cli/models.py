@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -22,7 +23,10 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     from trimtab.rollout.sampler import Sampler
 
     run = Path(source)
-    if (run / "config.json").is_file() and not (run / "model.safetensors").is_file():
+    if (run / "model.safetensors").is_file():
+        remedy = f"this is a model folder; name a configuration for its task: trimtab eval FILE --model {source}"
+        raise TrimtabError.field("source", source, remedy)
+    if (run / "config.json").is_file():
         config = validate(override(read_resolved(run / "config.json"), overrides))
         folder = model or run / "model"
         if model is None and not folder.is_dir():
@@ -31,10 +35,15 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
         config = load(source, overrides)
         folder = model or model_folder(config.model)
     sampler = Sampler.build(
-        load_policy(folder), task=config.task, verifier=config.verifier, rollout=config.rollout, engine=config.engine, seed=config.seed
+        partial(load_policy, folder),
+        task=config.task,
+        verifier=config.verifier,
+        rollout=config.rollout,
+        engine=config.engine,
+        seed=config.seed,
     )
     try:
-        found = sampler.evaluate(min(config.eval.prompts, sampler.task.eval_size), config.eval.seed)
+        found = sampler.evaluate(config.eval.prompts, config.eval.seed)
     finally:
         sampler.close()
     if as_json:
