@@ -23,8 +23,3 @@ def k2(d_N: Tensor) -> Tensor:
 def k3(d_N: Tensor) -> Tensor:
     """exp(d) - 1 - d: unbiased and never negative. Shape of d; the exponent is clamped at ``EXP_BOUND``."""
     return torch.expm1(d_N.clamp(-EXP_BOUND, EXP_BOUND)) - d_N
-
-
-def mean_of(total: Tensor, count: Tensor) -> Tensor:
-    """total / count, 0 where count is 0: a mean from sums that may come from several micro-batches or ranks."""
-    return torch.where(count > 0, total / count.clamp(min=1), torch.zeros_like(total))

@@ -1,8 +1,7 @@
-"""Scalars of a finished gradient: global norm, clip factor, cosine, and the median that a norm is judged against."""
+"""Scalars of a finished gradient: global norm, clip factor, cosine."""
 
 import math
-import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -31,9 +30,3 @@ def cosine(dot: float, norm_a: float, norm_b: float) -> float:
         return 0.0
     value = dot / norm_a / norm_b  # not over the product, which can underflow
     return value if math.isnan(value) else min(1.0, max(-1.0, value))
-
-
-def recent_median(values: Sequence[float], window: int) -> float | None:
-    """Median of the last ``window`` finite values; None where there is none to judge by."""
-    finite = [v for v in values if math.isfinite(v)][-window:]
-    return statistics.median(finite) if finite else None

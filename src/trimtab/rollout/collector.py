@@ -168,12 +168,6 @@ class Collector:
         for request in requests:
             del self._work[request]
 
-    def cancel_all(self) -> None:
-        """Stop every group, and drop results not yet returned."""
-        for slot in list(self._groups):
-            self.cancel(slot)
-        self._results.clear()
-
     def _completed(self, completion: Completion) -> None:
         work = self._work.get(completion.id)
         if work is None:  # an engine may report what it cancelled

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from trimtab.tasks.jsonl import JsonlTask
-from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
+from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions
 from trimtab.tasks.protocol import Task
 from trimtab.tasks.reasoning import ReasoningGymScorer, ReasoningGymTask
 from trimtab.tasks.reward import ExactScorer, FunctionScorer
-from trimtab.tasks.verifier import Verifier
 from trimtab.tasks.verifier_process import ScorerSpec
 
 
@@ -25,9 +24,3 @@ def scorer_spec(options: ReasoningGymOptions | JsonlOptions) -> ScorerSpec:
     if options.reward == "exact":
         return ExactScorer(options.answer_after)
     return FunctionScorer(options.reward, options.threshold)
-
-
-def check_scorer(options: ReasoningGymOptions | JsonlOptions, verifier: VerifierOptions) -> None:
-    """Load the scorer in a verifier process and end it again; TrimtabError with the reason where it does not load."""
-    with Verifier(verifier.model_copy(update={"workers": 1}), scorer_spec(options)) as probe:
-        probe.ready()

@@ -1,4 +1,4 @@
-"""Where the time went: exclusive accounting of one thread's wall time and CPU time into named shares."""
+"""Where the time went: exclusive accounting of one thread's wall time into named shares."""
 
 from __future__ import annotations
 
@@ -31,34 +31,30 @@ class Lap:
     """Seconds by share between two calls of :meth:`Clock.lap`; ``wall`` sums to ``elapsed``."""
 
     wall: dict[str, float]
-    cpu: dict[str, float]
     elapsed: float
 
 
 class Clock:
     """Spans nest; a span's time excludes that of spans inside it, so the shares plus ``other`` sum to the elapsed wall time.
 
-    CPU seconds are those of the calling thread: one clock belongs to one thread. With ``keep`` the exclusive stretches are kept
-    too, for the timeline, until :meth:`take` fetches them; ``other`` is what lies between them.
+    One clock belongs to one thread. With ``keep`` the exclusive stretches are kept too, for the timeline, until :meth:`take`
+    fetches them; ``other`` is what lies between them.
     """
 
     def __init__(self, keep: bool = False) -> None:
         self._wall: dict[str, float] = {}
-        self._cpu: dict[str, float] = {}
         self._stack: list[str] = []
         self._stretches: list[_Stretch] | None = [] if keep else None
         self._start = self._last = time.perf_counter()
-        self._last_cpu = time.thread_time()
-        self._lap = Lap({}, {}, 0.0)
+        self._lap = Lap({}, 0.0)
 
     def _charge(self) -> None:
-        now, cpu = time.perf_counter(), time.thread_time()
+        now = time.perf_counter()
         name = self._stack[-1] if self._stack else OTHER
         self._wall[name] = self._wall.get(name, 0.0) + now - self._last
-        self._cpu[name] = self._cpu.get(name, 0.0) + cpu - self._last_cpu
         if self._stretches is not None and self._stack:
             self._stretches.append((name, self._last, now))
-        self._last, self._last_cpu = now, cpu
+        self._last = now
 
     @contextmanager
     def span(self, name: str) -> Iterator[None]:
@@ -75,20 +71,12 @@ class Clock:
         self._charge()
         return dict(self._wall)
 
-    def cpu_totals(self) -> dict[str, float]:
-        """CPU seconds of this thread by share so far."""
-        self._charge()
-        return dict(self._cpu)
-
     def lap(self) -> Lap:
         """What was charged since the previous lap: the ``time/*`` of one batch."""
         self._charge()
-        before, self._lap = self._lap, Lap(dict(self._wall), dict(self._cpu), self._last - self._start)
-        return Lap(
-            {name: s - before.wall.get(name, 0.0) for name, s in self._lap.wall.items()},
-            {name: s - before.cpu.get(name, 0.0) for name, s in self._lap.cpu.items()},
-            self._lap.elapsed - before.elapsed,
-        )
+        before, self._lap = self._lap, Lap(dict(self._wall), self._last - self._start)
+        wall = {name: s - before.wall.get(name, 0.0) for name, s in self._lap.wall.items()}
+        return Lap(wall, self._lap.elapsed - before.elapsed)
 
     def take(self, who: str, origin: float, shortest: float = 0.0005) -> list[Interval]:
         """The stretches since the last call as rows of the timeline; what is shorter than ``shortest`` seconds is no row of its own.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.functional.divergence import k1, k2, k3, mean_of
+from trimtab.functional.divergence import k1, k2, k3
 from trimtab.functional.ess import Ess, ess, ess_multiplier
 
 
@@ -105,7 +105,3 @@ def test_k3_of_a_collapsed_token_is_finite_and_of_a_tiny_ratio_not_rounded_away(
     assert torch.isfinite(k3(torch.tensor([1e4, -1e4]))).all()
     d = torch.tensor([1e-6], dtype=torch.float64)
     assert float(k3(d)) == pytest.approx(5e-13, rel=1e-3)
-
-
-def test_mean_of_sums_is_zero_without_tokens():
-    assert mean_of(torch.tensor([6.0, 0.0]), torch.tensor([4, 0])).tolist() == [1.5, 0.0]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.functional.gradients import clip_factor, cosine, global_norm, recent_median
+from trimtab.functional.gradients import clip_factor, cosine, global_norm
 
 
 def test_global_norm_is_that_of_the_concatenation_in_float64():
@@ -46,11 +46,3 @@ def test_cosine():
     assert cosine(0.0, 0.0, 1.0) == 0.0
     assert cosine(1e-320, 1e-160, 1e-160) == pytest.approx(1.0, rel=1e-3)
     assert math.isnan(cosine(math.nan, 1.0, 1.0))
-
-
-def test_recent_median_looks_back_over_finite_values():
-    values = [100.0, 1.0, math.nan, 3.0, math.inf, 2.0]
-    assert recent_median(values, 3) == 2.0
-    assert recent_median(values, 4) == 2.5
-    assert recent_median([math.nan], 4) is None
-    assert recent_median([], 4) is None

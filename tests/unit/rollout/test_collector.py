@@ -171,7 +171,7 @@ def test_a_cancelled_group_never_comes_back_and_its_slot_can_be_used_again() -> 
         assert signatures == [signature(r) for r in fresh.drain(10)]
         c.assign(Slot(0, 2), row=2, attempt=0)
         c.step()
-        c.cancel_all()
+        c.cancel(Slot(0, 2))
         assert (c.outstanding, c.engine.running) == (0, 0)
         assert not any(c.step() for _ in range(20))
 

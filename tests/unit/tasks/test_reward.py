@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from trimtab.records import Outcome, TrimtabError
-from trimtab.tasks.load import check_scorer
+from trimtab.tasks.load import scorer_spec
 from trimtab.tasks.options import JsonlOptions, VerifierOptions
 from trimtab.tasks.protocol import Prompt, Scorer
 from trimtab.tasks.reward import FunctionScorer
+from trimtab.tasks.verifier import Verifier
 from trimtab.tasks.verifier_process import judge
 
 PROMPT = Prompt(row=0, text="2+2=", answer="4", source="", data={"hint": "even"})
@@ -87,7 +88,8 @@ def test_a_dotted_path_and_optional_arguments(rewards: str) -> None:
 )
 def test_a_missing_function_is_refused_at_load_from_the_verifier_process(rewards: str, function: str, said: str) -> None:
     name = function.format(rewards)
-    with pytest.raises(TrimtabError) as error:
-        check_scorer(JsonlOptions(path="unused", reward=name), VerifierOptions())
+    spec = scorer_spec(JsonlOptions(path="unused", reward=name))
+    with Verifier(VerifierOptions(), spec) as verifier, pytest.raises(TrimtabError) as error:
+        verifier.ready()
     assert str(error.value).startswith(f"task.reward = {name!r}: ")
     assert said in str(error.value)
