@@ -61,6 +61,13 @@ def test_train_leaves_a_whole_run_folder_and_says_where(finished: Finished) -> N
     assert re.search(r"batch 6/6  reward .*ESS/B .*KL .*cosine .*age .*tokens/s .*left 0:00", finished.ran.err)
 
 
+def test_the_version_rises_with_applied_batches_and_with_nothing_else(finished: Finished) -> None:
+    rows = records(finished.run)
+    assert {r["applied"] for r in rows} == {True, False}
+    assert [r["version"] for r in rows] == [sum(r["applied"] for r in rows[: i + 1]) for i in range(len(rows))]
+    assert all(r["applied"] or r["reason"] == "no_signal: every coefficient is zero" for r in rows)
+
+
 def test_a_name_that_is_taken_gets_the_next_number(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(finished.home)
     shutil.copy(finished.file, finished.home / "again.toml")

@@ -227,7 +227,10 @@ def test_statistics_are_the_same_to_the_bit_under_any_split() -> None:
 
     want = run(None)
     assert 0 < want[-1] < 1
-    assert len(set(want[0])) == len(batch.rollouts)
+    logp = torch.log_softmax(TableModel().table.detach(), 0).double()
+    order = [sum(float(logp[s.tokens[s.action_mask]].sum()) for s in r.segments) - float(behavior(r).sum()) for r in batch.rollouts]
+    assert want[0] == pytest.approx(order, abs=1e-5)  # in the order of the batch's rollouts, silent ones in their place
+    assert len(want[1]) == sum(r.actions for r in batch.rollouts)
     for micro_tokens in SPLITS:
         assert run(micro_tokens) == want
 

@@ -1,0 +1,22 @@
+"""What filters and selectors are shown of a group."""
+
+import dataclasses
+
+import numpy as np
+
+from trimtab.pool import measure
+from trimtab.records import Group, Rollout, Slot
+
+
+def test_filters_see_the_verifiable_score_not_the_shaped_reward(make_group):
+    """Invariant 10: shaping, applied or not, changes nothing a method of the pool decides on."""
+    plain = make_group(Slot(0, 0), scores=[1.0, 0.0])
+
+    def shaped(r: Rollout) -> Rollout:
+        return dataclasses.replace(r, reward=r.score - 0.75 * r.member, parts={"length": -0.75 * r.member})
+
+    group: Group = dataclasses.replace(plain, rollouts=tuple(map(shaped, plain.rollouts)))
+    (a, b) = (measure.stats(measure.measure(g), now=3) for g in (plain, group))
+    np.testing.assert_array_equal(b.scores_R, [1.0, 0.0])
+    np.testing.assert_array_equal(a.scores_R, b.scores_R)
+    assert measure.measure(group).score == measure.measure(plain).score == 0.5
