@@ -11,9 +11,9 @@ from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
 from trimtab.runtime.build import Parts
-from trimtab.runtime.child import start_evaluator, start_worker
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
+from trimtab.runtime.processes import start_evaluator, start_worker
 from trimtab.runtime.session import Session
 from trimtab.weights.shared import SharedBlocks
 

@@ -26,8 +26,8 @@ from trimtab.pool.results import Finished, Formed, Ticket
 from trimtab.records import Slot, StoppedByRule, Version
 from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
-from trimtab.runtime.child import start_evaluator
 from trimtab.runtime.evaluation import Evaluations
+from trimtab.runtime.processes import start_evaluator
 from trimtab.runtime.session import Session, Window
 from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish

@@ -20,22 +20,17 @@ from __future__ import annotations
 
 import logging
 import math
-import os
-import select
 import signal
-import socket
-import struct
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Set
 from contextlib import suppress
 from itertools import chain
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Self
 
 from trimtab.records import Outcome, StoppedByRule, TrimtabError
+from trimtab.tasks.child import Child
 from trimtab.tasks.options import VerifierOptions
 from trimtab.tasks.protocol import Prompt, Verdict
 from trimtab.tasks.verifier_process import Answer, ScorerSpec
@@ -52,54 +47,20 @@ class _Call:
         self.key, self.prompt, self.response, self.cancelled = key, prompt, response, False
 
 
-class _Process:
+class _Process(Child):
     """One scorer process: ``calls`` are sent and not yet answered, the first of them is running since ``since``."""
 
     def __init__(self, spec: ScorerSpec, options: VerifierOptions) -> None:
-        ours, theirs = socket.socketpair()
-        lifeline, held = os.pipe()
-        # A stopped process must not stop us: a send or receive that makes no progress for this long counts as its death.
-        patience = struct.pack("ll", math.ceil(options.deadline_s), 0)
-        for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
-            ours.setsockopt(socket.SOL_SOCKET, option, patience)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-m", "trimtab.tasks.lifeline", str(lifeline), "trimtab.tasks.verifier_process", str(theirs.fileno())],
-                pass_fds=(theirs.fileno(), lifeline),
-                stdin=subprocess.DEVNULL,
-                stdout=2,  # what a scorer prints must not mix with our output
-                env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
-                process_group=0,
-            )
-        finally:
-            theirs.close()
-            os.close(lifeline)
-        self.connection = Connection(ours.detach())
-        self._input = select.poll()
-        self._input.register(self.connection, select.POLLIN)
-        self._held = os.fdopen(held, "wb")  # closed when we die: the process group is killed
+        first = (spec, options.deadline_s, options.memory_gib)
+        super().__init__("trimtab.tasks.verifier_process", first, patience_s=math.ceil(options.deadline_s), threads=1)
         self.calls: deque[_Call] = deque()
         self.ready = False
         self.since = time.monotonic()
-        self.connection.send((spec, options.deadline_s, options.memory_gib))
-
-    def has_message(self) -> bool:
-        """``connection.poll()`` without building a selector for every message."""
-        return bool(self._input.poll(0))
 
     def send(self, calls: list[_Call]) -> None:
         self.calls.extend(calls)
         self.since = time.monotonic()
         self.connection.send([(c.prompt, c.response) for c in calls])
-
-    def kill(self) -> int:
-        """End the whole process group; its exit code."""
-        if not self._held.closed:
-            with suppress(ProcessLookupError, PermissionError):  # all of it is gone already
-                os.killpg(self.process.pid, signal.SIGKILL)
-            self.connection.close()
-            self._held.close()
-        return self.process.wait()
 
 
 class Verifier:
