@@ -64,9 +64,8 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     folder = Path(path)
     check_folder(folder)
     from transformers import Qwen2ForCausalLM
-    from transformers.utils import logging as transformers_logging
 
-    transformers_logging.disable_progress_bar()  # a bar a process would tear the live display
+    _no_bars()
     tokenizer = load_tokenizer(folder)
     try:
         # The stub of from_pretrained does not know that it returns a pair here.
@@ -170,6 +169,7 @@ def save_policy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, pat
     The folder is written beside ``path``, flushed to disk and renamed. Raises ``TrimtabError`` where the disk refuses.
     """
     path = Path(path)
+    _no_bars()
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as scratch:
@@ -189,6 +189,13 @@ def save_policy(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase, pat
             _fsync(path.parent)
     except OSError as error:
         raise TrimtabError(f"cannot write the model folder {path} ({error.strerror}); free the disk or name another folder") from error
+
+
+def _no_bars() -> None:
+    """Progress bars of several processes would tear the live display."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
 
 
 def _fsync(path: Path) -> None:
