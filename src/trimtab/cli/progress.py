@@ -47,8 +47,7 @@ class Progress:
         self._bar = Bar(TextColumn("batch"), MofNCompleteColumn(), BarColumn(bar_width=40), TextColumn("time left"), TimeRemainingColumn())
         self._task = self._bar.add_task("", total=config.learner.batches)
         self._live = Live(console=self._console, refresh_per_second=4, transient=False) if self._console.is_terminal else None
-        self._begun = time.monotonic()
-        self._first: int | None = None
+        self._first: tuple[int, float] | None = None  # the first batch seen, and when: what comes before it is start-up
         self._shown = False
 
     def __enter__(self) -> Self:
@@ -72,7 +71,7 @@ class Progress:
         self._begin()
         self._recent.append(record)
         self._waiting = waiting_for
-        self._first = record.batch if self._first is None else self._first
+        self._first = self._first or (record.batch, time.monotonic())
         self._bar.update(self._task, completed=record.batch + 1)
         if self._live is not None:
             self._live.update(self._view())
@@ -103,9 +102,13 @@ class Progress:
         return out
 
     def _left(self, record: BatchRecord) -> str:
-        done = record.batch + 1 - (self._first or 0)
-        left = (time.monotonic() - self._begun) / done * (self._config.learner.batches - record.batch - 1)
-        return f"{int(left) // 60}:{int(left) % 60:02d}"
+        assert self._first is not None
+        first, since = self._first
+        todo = self._config.learner.batches - record.batch - 1
+        if todo and record.batch == first:
+            return "?"
+        left = int((time.monotonic() - since) / max(1, record.batch - first) * todo)
+        return f"{left // 3600}:{left // 60 % 60:02d}:{left % 60:02d}" if left >= 3600 else f"{left // 60}:{left % 60:02d}"
 
     def _line(self, record: BatchRecord) -> str:
         values = "  ".join(f"{label} {value}" for label, value in self._averages())

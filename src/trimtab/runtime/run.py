@@ -138,6 +138,9 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
         status, reason = ("stopped" if isinstance(error, StoppedByRule) else "failed"), str(error)
         session.checkpoint()
         raise
+    except KeyboardInterrupt:
+        reason = "ended by a second Ctrl-C, without a checkpoint: a resume goes on from the one before"
+        raise
     finally:
         session.tally.wall_s = wall_before + time.perf_counter() - begun
         summary = _summary(session, status, reason)
