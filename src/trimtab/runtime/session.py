@@ -245,12 +245,13 @@ class Session:
             checkpoint.save(self.folder.checkpoints, self.consumed, self.parts(), keep=self.config.store.keep)
 
     def parts(self) -> dict[str, StateTree]:
-        with self.lock:
+        with self.lock:  # the pool asks methods, too
             pool: StateTree = {"state": cast(StateTree, self.pool.state_dict()), "groups": self.pool.waiting_groups()}
+            methods = cast(StateTree, self.learner.chain.state_dict())
         return self.more_parts() | {
             "model": cast(StateTree, self.weights()),
             "learner": cast(StateTree, self.learner.state_dict()),
-            "methods": cast(StateTree, self.learner.chain.state_dict()),
+            "methods": methods,
             "pool": pool,
             "run": {
                 "version": self.version.number,
