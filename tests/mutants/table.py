@@ -177,8 +177,8 @@ MUTANTS = (
         4,
         "a NaN multiplier is multiplied in",
         "methods/chain.py",
-        "elif 0.0 < verdict <= 1.0:",
-        "elif not (verdict <= 0.0 or verdict > 1.0):",
+        "not 0.0 < verdict <= 1.0:",
+        "(verdict <= 0.0 or verdict > 1.0):",
         "tests/unit/methods/test_step.py::test_a_multiplier_outside_its_range_is_a_refusal",
     ),
     Mutant(

@@ -136,7 +136,7 @@ def make_learner(
 ) -> tuple[Learner, Capture]:
     """A learner of a copy of ``model``."""
     chosen = LearnerOptions.model_validate(options)
-    chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, updates_per_batch=chosen.updates_per_batch, **(where or {}))
+    chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, **(where or {}))
     packed = PackedModel(copy.deepcopy(model), route=chosen.norms)  # type: ignore[arg-type]
     return Learner(packed, chain, chosen, max_length=MAX_LENGTH), capture
 

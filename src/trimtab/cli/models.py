@@ -21,6 +21,7 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     from trimtab.config.models import model_folder
     from trimtab.engines.checkpoint import load_policy
     from trimtab.rollout.sampler import Sampler
+    from trimtab.telemetry.metrics import finite
 
     run = Path(source)
     if (run / "model.safetensors").is_file():
@@ -47,8 +48,8 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     finally:
         sampler.close()
     if as_json:
-        told = {"model": str(folder), "accuracy": found.accuracy, "rows": found.rows, "outcomes": dict(found.outcomes)}
-        print(json.dumps(told | {"truncated": found.truncated, "length": found.mean_length}, indent=1))
+        told = {"model": str(folder), "accuracy": finite(found.accuracy), "rows": found.rows, "outcomes": dict(found.outcomes)}
+        print(json.dumps(told | {"truncated": finite(found.truncated), "length": finite(found.mean_length)}, indent=1))
     else:
         listed = ", ".join(f"{n} {name}" for name, n in found.outcomes.items() if n)
         print(f"{folder}: accuracy {found.accuracy:.3f} on {found.rows} held-out prompts ({listed}), mean length {found.mean_length:.1f}")

@@ -57,9 +57,11 @@ class Progress:
         if self._shown:
             return
         self._shown = True
-        names = ", ".join(m.name for m in self._config.chain().methods)
+        chain = self._config.chain()
+        names = ", ".join(m.name for m in chain.methods)
         begun = f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}"
-        self._console.print(begun, highlight=False, soft_wrap=True)
+        for line in (begun, *(f"note: {said}" for said in chain.said)):
+            self._console.print(line, highlight=False, soft_wrap=True)
         if self._live is not None:
             self._live.start()
 

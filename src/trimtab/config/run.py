@@ -90,20 +90,20 @@ class RunConfig(_Options):
             elif self.runtime.lag < method.min_depth:
                 remedy = f"{method.name} needs {method.min_depth} or more batches ahead; raise lag"
                 raise TrimtabError.field("runtime.lag", self.runtime.lag, remedy)
+        if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
+            remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
+            raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
         updates, groups = self.learner.updates_per_batch, self.rollout.prompts_per_batch
         if updates > groups:
             remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
             raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
-        if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
-            remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
-            raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
         return self
 
     @property
     def asynchronous(self) -> bool:
-        """Rollouts may be older than the weights they train."""
+        """Rollouts may be older than the weights they train: by lag, or at the second update of a batch."""
         r = self.runtime
-        return r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0
+        return self.learner.updates_per_batch > 1 or (r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0)
 
     def chain(self) -> Chain:
         """The methods, resolved and checked against this run. A fresh chain at each call: methods hold state."""
@@ -115,7 +115,6 @@ class RunConfig(_Options):
                 asynchronous=self.asynchronous,
                 cut=sampling.top_p < 1 or sampling.top_k > 0,
                 reports_kept=True,  # the torch and scripted engines do
-                updates_per_batch=self.learner.updates_per_batch,
                 reduction=self.learner.reduction,
             ),
         )

@@ -35,7 +35,7 @@ from trimtab.methods.protocol import (
     Weighing,
 )
 from trimtab.methods.registry import Entry, Member, build, expand
-from trimtab.records import Json, TrimtabError
+from trimtab.records import Decision, Json, TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -89,10 +89,9 @@ class Setting:
     """What the methods must know about the run to be checked against it."""
 
     group_size: int
-    asynchronous: bool  # rollouts may be older than the weights they train
+    asynchronous: bool  # rollouts may be older than the weights they train, or are so at a batch's second update
     cut: bool  # top-k, top-p or allowed tokens cut the sampling distribution
     reports_kept: bool  # the engine reports kept sets
-    updates_per_batch: int = 1
     reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
 
 
@@ -231,6 +230,7 @@ class Chain:
         for m in self.at(Point.GRADIENT):
             verdict = cast(GradientControls, m).gradient(g)
             if isinstance(verdict, Skip):
+                g.recorder.note(Decision(method=m.name, point="gradient", what="skipped", why=verdict.reason))
                 return Skip(f"{m.name}: {verdict.reason}")
         return Keep()
 
@@ -239,12 +239,13 @@ class Chain:
         total, refused = 1.0, None
         for m in self.at(Point.STEP):
             verdict = cast(StepControls, m).step(s)
+            if not isinstance(verdict, Refuse) and not 0.0 < verdict <= 1.0:  # NaN included: a broken statistic must not become a step
+                verdict = Refuse(f"multiplier {verdict} is outside (0, 1]")
             if isinstance(verdict, Refuse):
+                s.recorder.note(Decision(method=m.name, point="step", what="refused", why=verdict.reason))
                 refused = refused or Refuse(f"{m.name}: {verdict.reason}")
-            elif 0.0 < verdict <= 1.0:
+            else:
                 total *= verdict
-            else:  # NaN included: a broken statistic must not become a step
-                refused = refused or Refuse(f"{m.name}: multiplier {verdict} is outside (0, 1]")
         return refused or total
 
     def after(self, result: StepResult) -> None:

@@ -68,6 +68,8 @@ class OPOB(Method):
                 self.options.weighting,
                 f"{token[0]} weighs tokens, so rollouts have no single weight; use exact or seq_tis",
             )
+        if self.options.weighting == "repo":
+            chain.said.append("opob weighting repo counts the importance weight twice, as the released code does: for comparison only")
 
     def unit(self, view: View, w: Weighing) -> Tensor:
         """q_N whose gradient norm is measured: 1 on every action token (paper, repo), or keep * weight * length factor (exact)."""
@@ -140,6 +142,8 @@ class ESSStep(Method):
             self._pending = ess.ratio if s.mini_step == 0 else None
             return 1.0
         reference = self._settle() if self._reference is None else self._reference
+        if self.calibration:
+            s.recorder.metric("ess/reference", reference)
         m = F.ess.ess_multiplier(ess.ratio, rule=self.options.rule, reference=reference, floor=self.options.floor)
         if m < 1.0:
             why = f"ESS/B {ess.ratio:.3g}, reference {reference:.3g}"

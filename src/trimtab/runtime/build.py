@@ -42,10 +42,9 @@ def build(config: RunConfig) -> Parts:
 
     chain = config.chain()
     dtype = getattr(torch, config.learner.dtype)
-    if isinstance(config.engine, TorchEngineOptions) and config.engine.device.startswith("cuda") and not torch.cuda.is_available():
-        raise TrimtabError.field("engine.device", config.engine.device, "this machine shows no CUDA device; use cpu")
-    if config.learner.device.startswith("cuda") and not torch.cuda.is_available():
-        raise TrimtabError.field("learner.device", config.learner.device, "this machine shows no CUDA device; use cpu")
+    if isinstance(config.engine, TorchEngineOptions):
+        _check_device("engine.device", config.engine.device)
+    _check_device("learner.device", config.learner.device)
     folder = model_folder(config.model)
     check_folder(folder)
     clock = Clock(keep=config.telemetry.timeline)
@@ -60,14 +59,23 @@ def build(config: RunConfig) -> Parts:
         )
         try:
             check_prompts(sampler.task, sampler.renderer)
-            learner = _learner(config, sampler.policy, chain, clock)
+            learner = make_learner(config, sampler.policy, chain, clock)
             return Parts(sampler.policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
         except BaseException:
             sampler.close()
             raise
 
 
-def _learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:
+def _check_device(field: str, name: str) -> None:
+    import torch
+
+    device, there = torch.device(name), torch.cuda.device_count()
+    if device.type == "cuda" and (device.index or 0) >= there:
+        raise TrimtabError.field(field, name, f"this machine shows {there or 'no'} CUDA device{'s' if there > 1 else ''}; use cpu")
+
+
+def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:
+    """The learner of a run, around this policy's model."""
     options = config.learner
     model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20)
     if Need.SEQ_NORMS in chain.needs:

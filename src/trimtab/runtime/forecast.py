@@ -5,12 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 
-from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions, RunConfig
-from trimtab.engines.checkpoint import load_policy
 from trimtab.engines.options import TorchEngineOptions
-from trimtab.learner.passes import PackedModel
-from trimtab.learner.update import Learner
 from trimtab.pool.results import Formed, Ticket
 from trimtab.rollout.collector import GroupDone
 from trimtab.runtime.build import Parts, build
@@ -68,14 +64,7 @@ def _mib(count: float) -> str:
 
 
 def _ceiling(config: RunConfig, parts: Parts) -> Iterator[str]:
-    """g and t from batches generated and trained on a copy, one after the other."""
-    import torch
-
-    dtype = getattr(torch, config.learner.dtype)
-    policy = load_policy(model_folder(config.model), dtype, config.learner.device)
-    copy = Learner(
-        PackedModel(policy.model, route=config.learner.norms), config.chain(), config.learner, max_length=config.rollout.max_new_tokens
-    )
+    """g and t from batches generated and trained on, one after the other; the engine keeps its weights."""
     pool, collector = parts.pool, parts.sampler.collector
     generate, train = [], []
     for _ in range(min(ROUNDS, config.learner.batches)):
@@ -92,7 +81,7 @@ def _ceiling(config: RunConfig, parts: Parts) -> Iterator[str]:
         if not isinstance(formed, Formed):
             yield f"speed: cannot be measured, no whole batch came together ({formed})"
             return
-        copy.train(formed.batch)
+        parts.learner.train(formed.batch)
         pool.consumed(0)
         generate.append(middle - begun)
         train.append(time.perf_counter() - middle)

@@ -12,11 +12,12 @@ from trimtab.config.models import model_folder
 from trimtab.engines.checkpoint import load_policy
 from trimtab.engines.digest import weights_digest
 from trimtab.learner.passes import PackedModel
-from trimtab.learner.update import Learner
 from trimtab.records import Batch, Json, TrimtabError
+from trimtab.runtime.build import make_learner
 from trimtab.store import rollout_log
 from trimtab.store.jsonl import read_jsonl
 from trimtab.store.run_folder import RunFolder
+from trimtab.telemetry.clock import Clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,7 @@ def replay(path: Path, limit: int | None) -> Outcome:
     if not config.store.rollouts:
         raise TrimtabError.field("store.rollouts", False, "this run logged no rollouts, so there is nothing to replay")
     policy = load_policy(model_folder(config.model), getattr(torch, config.learner.dtype), config.learner.device)
-    model = PackedModel(policy.model, route=config.learner.norms, memory=config.learner.norm_memory_mb * 2**20)
-    learner = Learner(model, config.chain(), config.learner, max_length=config.rollout.max_new_tokens)
+    learner = make_learner(config, policy, config.chain(), Clock())
     recorded = {int(str(r["batch"])): _norm(r) for r in read_jsonl(folder.metrics)}
     done = []
     for batch in _batches(folder.rollouts, limit):
@@ -64,7 +64,7 @@ def replay(path: Path, limit: int | None) -> Outcome:
     if not done:
         raise TrimtabError(f"{path} has logged no rollouts yet: nothing to replay")
     whole = len(done) == config.learner.batches and folder.model.is_dir()
-    return Outcome(tuple(done), _digest(model), _recorded_digest(folder.model, config.learner.dtype) if whole else None)
+    return Outcome(tuple(done), _digest(learner.model), _recorded_digest(folder.model, config.learner.dtype) if whole else None)
 
 
 def _norm(record: dict[str, Json]) -> float | None:

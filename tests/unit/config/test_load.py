@@ -150,6 +150,8 @@ def test_an_override_that_is_none(assignment: str, said: str) -> None:
         (["task.kind=jsonl"], "task.path is missing: it has no default, set it in the file or as task.path=VALUE"),
         (["learner.batches=0"], "learner.batches = 0: Input should be greater than 0"),
         (["learner.batches=many"], "learner.batches = 'many': Input should be a valid integer"),
+        (["learner.device=tpu"], "learner.device = 'tpu': String should match pattern"),
+        (["learner.dtype=float64"], "engine.dtype = 'float32': weights are published as they are and learner.dtype is float64"),
         (["rollout.top_p=1.5"], "rollout.top_p = 1.5: Input should be less than or equal to 1"),
         (["rollout.group_size=4", "rollout.min_group=5"], "rollout.min_group = 5: a group has rollout.group_size = 4 rollouts; lower it"),
         (["task.system=hi"], "task.system needs task.chat = true"),

@@ -29,6 +29,7 @@ def config(*overrides: str, methods: list[str] | None = None) -> RunConfig:
         (["runtime.kind=local", "runtime.max_lag=none", "runtime.depth=2"], True),
         (["runtime.kind=lockstep"], False),
         (["runtime.kind=lockstep", "runtime.lag=1"], True),
+        (["runtime.kind=lockstep", "learner.updates_per_batch=2"], True),
     ],
 )
 def test_a_run_is_asynchronous_where_rollouts_may_be_older_than_the_weights(overrides: list[str], asynchronous: bool) -> None:
@@ -93,9 +94,3 @@ def test_a_method_that_needs_what_this_learner_does_not_compute(with_methods: Ca
         TrimtabError, match=r"methods = 'referee': it needs Need.REFERENCE, which this learner does not compute; leave it out"
     ):
         config(methods=["vcpo", "referee"])
-
-
-def test_engine_and_learner_hold_the_same_numbers() -> None:
-    config("engine.dtype=bfloat16", "learner.dtype=bfloat16")
-    with pytest.raises(TrimtabError, match=r"engine\.dtype = 'bfloat16': weights are published as they are and learner.dtype is float32"):
-        config("engine.dtype=bfloat16")

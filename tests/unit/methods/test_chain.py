@@ -198,6 +198,11 @@ def test_opob_refuses_token_weights_but_in_its_exact_form(weighting: str) -> Non
     assert "opob" in listed(chain("tok_tis", {"name": "opob", "weighting": "exact"}))
 
 
+def test_the_released_codes_weighting_is_said_to_be_for_comparison() -> None:
+    assert any("counts the importance weight twice" in said for said in chain("vcpo", {"name": "opob", "weighting": "repo"}).said)
+    assert not any("twice" in said for said in chain("vcpo", {"name": "opob", "weighting": "exact"}).said)
+
+
 def test_a_reduction_that_a_method_insists_on(plugin: Callable[..., None]) -> None:
     class DrGRPO(Method):
         name, owns, reduction = "dr_grpo", frozenset({Point.CREDIT}), Reduction.SEQ_MEAN_TOKEN_SUM_NORM

@@ -75,7 +75,9 @@ def test_calibration_takes_the_median_of_its_batches() -> None:
         m.after(result(applied=True))
         shares.append(share(batch))
     expected = (share(SPREAD) / statistics.median(shares)) ** 0.5
-    assert m.step(step_view(SPREAD)) == pytest.approx(expected)
+    notes = Notes()
+    assert m.step(step_view(SPREAD, recorder=notes)) == pytest.approx(expected)
+    assert notes.metrics == {"ess/reference": (pytest.approx(statistics.median(shares)), 1.0)}
     assert ess().calibration == 0
 
 
@@ -185,8 +187,13 @@ def test_multipliers_multiply() -> None:
 
 def test_the_first_refusal_wins_but_everybody_is_asked() -> None:
     c, says = with_steps(0.5, Refuse("one"), Refuse("two"), 0.5)
-    assert c.step(step_view([0.0])) == Refuse("m1: one")
+    notes = Notes()
+    assert c.step(step_view([0.0], recorder=notes)) == Refuse("m1: one")
     assert [m.asked for m in says] == [1, 1, 1, 1]
+    assert [(d.method, d.point, d.what, d.why) for d in notes.decisions] == [
+        ("m1", "step", "refused", "one"),
+        ("m2", "step", "refused", "two"),
+    ]
 
 
 @pytest.mark.parametrize("broken", [float("nan"), 0.0, -0.5, 1.5, float("inf")])
@@ -204,7 +211,10 @@ def test_everybody_hears_what_happened() -> None:
 def test_a_skip_names_who_skipped() -> None:
     c = Chain.resolve([Entry(name="seq_tis")], setting())
     c.members.insert(0, Member(Stops(), ""))
-    assert c.gradient(gradient([3.0, 4.0])) == Skip("stops: too alike")  # type: ignore[arg-type]
+    g = gradient([3.0, 4.0])
+    assert c.gradient(g) == Skip("stops: too alike")  # type: ignore[arg-type]
+    assert isinstance(g.recorder, Notes)
+    assert [(d.method, d.what, d.why) for d in g.recorder.decisions] == [("stops", "skipped", "too alike")]
 
 
 # --------------------------------------------------------------------------------------------------------------------- state
