@@ -40,7 +40,7 @@ def draw(figure: Figure, runs: Sequence[Run]) -> Panel:
     if not heldout and not any(run.series(name)[0].size for run in runs for name in names):
         return Panel(figure.title, figure.caption, missing=f"Not recorded: no batch has {' or '.join(names)}.")
     canvas, axes = style.canvas(len(figure.axes), right=style.LABELS if len(runs) == 1 else 0.1)
-    last = max((float(run.batches[-1]) for run in runs if run.batches.size), default=1.0)
+    last = max((float(run.batches[-1]) + 1.0 for run in runs if run.batches.size), default=1.0)  # evaluations come after a batch
     for axis, ax in zip(figure.axes, axes, strict=True):
         _draw_axis(axis, ax, runs, last)
     axes[-1].set_xlabel("batch")

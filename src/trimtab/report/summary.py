@@ -28,7 +28,7 @@ class Summary(BaseModel):
     mean_age: float  # over tokens
     spanning_rollouts: int  # trained rollouts with tokens of two or more versions
     wall_s: float
-    cpu_s: float  # all processes
+    cpu_s: float  # learner, samplers and evaluator; the scorers' processes are apart
     methods: tuple[str, ...]
     seed: int
     status: Status

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import resource
 import shutil
 import signal
 import threading
@@ -118,6 +119,7 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
 def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Summary:
     session.open()
     begun, wall_before = time.perf_counter(), session.tally.wall_s
+    used, cpu_before = _cpu_used(), session.tally.cpu_s
     status: Status = "failed"
     reason = ""
     try:
@@ -142,13 +144,21 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
         reason = "ended by a second Ctrl-C, without a checkpoint: a resume goes on from the one before"
         raise
     finally:
+        # The running totals lack what lies outside batches: start-up, evaluations, checkpoints.
         session.tally.wall_s = wall_before + time.perf_counter() - begun
+        session.tally.cpu_s = cpu_before + _cpu_used() - used
         summary = _summary(session, status, reason)
         summary.write(session.folder.path, write_atomic)
         session.close()
         if status != "failed":  # where a rule has stopped the run, the report says why
             _report(session.folder)
     return summary
+
+
+def _cpu_used() -> float:
+    """CPU-seconds of this process and of the children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Callable[[], bool]], bool]:
