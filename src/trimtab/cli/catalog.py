@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 import json
 
+from trimtab.methods.chain import written
 from trimtab.methods.registry import BUNDLES, build, method_class, names
 from trimtab.records import Json
 
 
 def _bundle(name: str) -> str:
-    parts = []
-    for item in BUNDLES[name]:
-        options = ", ".join(f"{k}={v}" for k, v in item.items() if k != "name")
-        parts.append(f"{item['name']}({options})" if options else str(item["name"]))
-    return ", ".join(parts)
+    return ", ".join(written(str(item["name"]), {k: v for k, v in item.items() if k != "name"}) for item in BUNDLES[name])
 
 
 def methods(name: str | None, as_json: bool) -> None:

@@ -7,7 +7,7 @@ are refused at load. What a chain lacks it gets, and says so: ``grpo`` credit, `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Protocol, cast
@@ -117,7 +117,7 @@ class Chain:
             if not any(point in m.points() and (point is not Point.GRADIENT or m.rank is Rank.CLIP) for m in chain.methods):
                 chain.members.append(Member(build(name, options), "default"))
                 lacking = "gradient clip" if point is Point.GRADIENT else f"{point.value} method"
-                chain.said.append(f"no {lacking}: added {name}{options or ''}")
+                chain.said.append(f"no {lacking}: added {written(name, options)}")
         chain._order()
         chain._check()
         return chain
@@ -262,6 +262,12 @@ class Chain:
             raise TrimtabError.field("methods", sorted(mine), f"the checkpoint was made with {sorted(state)}; use the same list to resume")
         for m in self.methods:
             m.load_state_dict(state[m.name])
+
+
+def written(name: str, options: Mapping[str, Json]) -> str:
+    """A method and its options as one reads them: ``norm_clip(max_norm=1.0)``."""
+    listed = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}({listed})" if listed else name
 
 
 def _clash(a: Method, b: Method) -> str:

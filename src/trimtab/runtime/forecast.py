@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from trimtab.config.run import LocalOptions, RunConfig
 from trimtab.engines.options import TorchEngineOptions
+from trimtab.methods.chain import written
 from trimtab.pool.results import Formed, Ticket
 from trimtab.rollout.collector import GroupDone
 from trimtab.runtime.build import Parts, build
@@ -40,8 +41,8 @@ def _plan(config: RunConfig, parts: Parts) -> Iterator[str]:
         yield f"      lockstep: lag {config.runtime.lag}"
     chain = config.chain()
     for i, method in enumerate(chain.methods):
-        options = ", ".join(f"{k}={v}" for k, v in method.options.model_dump().items())
-        yield f"{'chain:' if i == 0 else '      '} {'+'.join(p.value for p in method.points())}: {method.name}({options})"
+        points, options = "+".join(method.points()), method.options.model_dump()
+        yield f"{'chain:' if i == 0 else '      '} {points}: {written(method.name, options)}"
     yield from (f"      note: {said}" for said in chain.said)
 
 

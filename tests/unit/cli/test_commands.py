@@ -288,7 +288,7 @@ def test_config_show_is_a_file_that_says_the_same(home: Path, tmp_path: Path) ->
     assert [line for line in said.splitlines() if line.startswith("#")] == [
         "# no credit method: added grpo",
         "# no objective method: added linear",
-        "# no gradient clip: added norm_clip{'max_norm': 1.0}",
+        "# no gradient clip: added norm_clip(max_norm=1.0)",
     ]
 
 

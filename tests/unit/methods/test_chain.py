@@ -132,7 +132,7 @@ def test_what_is_missing_is_added_and_said() -> None:
     assert c.said == [
         "no credit method: added grpo",
         "no objective method: added linear",
-        "no gradient clip: added norm_clip{'max_norm': 1.0}",
+        "no gradient clip: added norm_clip(max_norm=1.0)",
     ]
     assert [m.origin for m in c.members] == ["", "default", "default", "default"]
 
