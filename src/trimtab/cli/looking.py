@@ -22,8 +22,9 @@ def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None
     from trimtab.engines.checkpoint import load_tokenizer
     from trimtab.store.rollout_log import last_batch, read
 
-    if outcome is not None and outcome not in {o.value for o in Outcome}:
-        raise TrimtabError.field("outcome", outcome, f"there are {', '.join(o.value for o in Outcome)}")
+    known = [o.value for o in Outcome if o is not Outcome.ERROR]  # an error leaves its group
+    if outcome is not None and outcome not in known:
+        raise TrimtabError.field("outcome", outcome, f"there are {', '.join(known)}")
     folder = RunFolder.open(path)
     config = validate(read_resolved(folder.config_json))
     tokenizer = load_tokenizer(model_folder(config.model))
@@ -42,6 +43,8 @@ def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None
                 if left and (outcome is None or rollout.outcome.value == outcome):
                     _print(console, tokenizer.decode, group, rollout, entry.version)
                     left -= 1
+    if left == limit:
+        console.print(f"none of its rollouts is {outcome}")
 
 
 def _print(console: Console, decode: object, group: Group, rollout: Rollout, version: int) -> None:
