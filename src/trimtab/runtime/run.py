@@ -131,17 +131,21 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
                 session.checkpoint()
             finished = session.consumed >= session.config.learner.batches or run(stopping)
             session.checkpoint()
-            status = "done" if finished else "interrupted"
         if finished:
             _publish_for_eval(session, parts)
             _evaluate(session, parts, "after")
             save_policy(parts.policy.model, parts.policy.tokenizer, session.folder.model)
+        status = "done" if finished else "interrupted"
     except TrimtabError as error:
         status, reason = ("stopped" if isinstance(error, StoppedByRule) else "failed"), str(error)
         session.checkpoint()
         raise
     except KeyboardInterrupt:
-        reason = "ended by a second Ctrl-C, without a checkpoint: a resume goes on from the one before"
+        reason = "ended at once by Ctrl-C: a resume goes on from the newest checkpoint"
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        log.exception("the run broke")
         raise
     finally:
         # The running totals lack what lies outside batches: start-up, evaluations, checkpoints.
