@@ -69,7 +69,7 @@ MUTANTS = (
         "pool/admission.py",
         "(self.batch_groups * (v + lag - turn + 1) - n, v, n)",
         "(self.batch_groups * (v + lag - turn + 2) - n, v, n)",
-        "tests/property/test_pool_bound.py::test_any_world",
+        "tests/unit/pool/test_admit.py::test_lag_zero_admits_exactly_one_batch_a_version",
     ),
     Mutant(
         2,
@@ -101,7 +101,7 @@ MUTANTS = (
         "pool/pool.py",
         "return self.version + bool(self._book.training)",
         "return self.version",
-        "tests/property/test_pool_bound.py::test_any_world",
+        "tests/unit/pool/test_form.py::test_the_worked_example_of_the_docs",
     ),
     Mutant(
         2,
