@@ -15,13 +15,12 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _logger_left_alone() -> Iterator[None]:
-    """A run in this process sends the package's log to its folder; the next test must see it where pytest looks."""
+def _plain_logger() -> Iterator[None]:
+    """A run in this process sends the package's log to its folder; each test begins with the log where pytest looks for it."""
     logger = logging.getLogger("trimtab")
-    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
-    yield
-    for handler in set(logger.handlers) - set(handlers):
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
         handler.close()
-    logger.handlers[:] = handlers
-    logger.setLevel(level)
-    logger.propagate = propagate
+    logger.setLevel(logging.NOTSET)
+    logger.propagate = True
+    yield
