@@ -2,7 +2,6 @@
 
 import logging
 import os
-from collections.abc import Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,7 +14,7 @@ torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
-def _plain_logger() -> Iterator[None]:
+def _plain_logger() -> None:
     """A run in this process sends the package's log to its folder; each test begins with the log where pytest looks for it."""
     logger = logging.getLogger("trimtab")
     for handler in list(logger.handlers):
@@ -23,4 +22,3 @@ def _plain_logger() -> Iterator[None]:
         handler.close()
     logger.setLevel(logging.NOTSET)
     logger.propagate = True
-    yield
