@@ -8,6 +8,7 @@ process dies with its parent, whatever it is doing then (:mod:`trimtab.tasks.lif
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import select
@@ -173,6 +174,7 @@ def main() -> None:
         sampler = Sampler.build(
             load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
         )
+        gc.freeze()  # full collections leave out what the imports have built
         with closing(sampler):
             Worker(spec, connection, blocks, sampler).run()
 
