@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from trimtab.engines.checkpoint import Policy, save_policy
@@ -12,10 +14,12 @@ from trimtab.records import StoppedByRule
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Broken, Evaluate, Evaluated
 from trimtab.runtime.session import Session
+from trimtab.store.jsonl import read_jsonl
 
 log = logging.getLogger(__name__)
 
 DRAIN_S = 600.0  # at the end of a run, the next answer is waited for this long
+_NAME = re.compile(r"(\d+)-(\d+)")  # a folder: the batch and the version
 AT_ONCE = 4  # questions that may be open; what comes due meanwhile is left out, so that a slow evaluator fills no disk
 
 
@@ -23,7 +27,8 @@ class Evaluations:
     """Saves the model of the version to be evaluated, asks the evaluator's process, takes answers as they come.
 
     One process, started at the first evaluation; a new question waits in its socket while an older one is being answered. A process
-    that dies is replaced ``restarts`` times in all, and asked again.
+    that dies is replaced ``restarts`` times in all, and asked again. What is unanswered when a run ends early lies in ``eval/``, and
+    is asked again when the run goes on.
     """
 
     def __init__(self, session: Session, policy: Policy, launch: Callable[[], WorkerProcess], restarts: int) -> None:
@@ -32,6 +37,7 @@ class Evaluations:
         self._folder = session.folder.path / "eval"
         self._process: WorkerProcess | None = None
         self._pending: dict[int, Evaluate] = {}  # by batch
+        self._recover()
 
     def after_batch(self) -> None:
         """Ask where an evaluation is due; record what has been answered."""
@@ -50,21 +56,35 @@ class Evaluations:
                 raise StoppedByRule(f"eval: no answer from the evaluator for {DRAIN_S:g} s; see run.log in the run folder")
 
     def close(self) -> None:
-        """End the process; what is pending is lost."""
+        """End the process."""
         if self._process is not None:
             self._process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        with suppress(OSError):  # not there, or not empty
+            self._folder.rmdir()
+
+    def _recover(self) -> None:
+        """Ask again what an earlier life of this run was not answered; forget what it asked beyond the checkpoint."""
+        answered = {row["batch"] for row in read_jsonl(self._session.folder.eval) if row["when"] == "during"}
+        for folder in sorted(self._folder.iterdir()) if self._folder.exists() else []:
+            named = _NAME.fullmatch(folder.name)
+            if named and int(named[1]) <= self._session.consumed and int(named[1]) not in answered:
+                self._put(int(named[1]), int(named[2]), folder)
+            else:
+                shutil.rmtree(folder)
 
     def _ask(self, batch: int) -> None:
         with self._session.clock.span("eval"):
-            folder = self._folder / f"{batch:06d}"
+            version = self._session.version.number
+            folder = self._folder / f"{batch:06d}-{version:06d}"
             save_policy(self._policy.model, self._policy.tokenizer, folder)
-            question = Evaluate(batch, self._session.version.number, str(folder), self._options.prompts, self._options.seed)
-            self._pending[batch] = question
-            if self._process is None:
-                self._start()
-            else:
-                self._send(question)
+            self._put(batch, version, folder)
+
+    def _put(self, batch: int, version: int, folder: Path) -> None:
+        self._pending[batch] = Evaluate(batch, version, str(folder), self._options.prompts, self._options.seed)
+        if self._process is None:
+            self._start()
+        else:
+            self._send(self._pending[batch])
 
     def _start(self) -> None:
         self._process = self._launch()

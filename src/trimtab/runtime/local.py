@@ -44,7 +44,8 @@ class Local:
             with closing(controller):
                 session.lock = controller.lock
                 self._loop(controller, evaluations, stopping)
-            evaluations.finish()
+            if not stopping():
+                evaluations.finish()
         return session.consumed >= session.config.learner.batches
 
     def _loop(self, controller: Controller, evaluations: Evaluations, stopping: Callable[[], bool]) -> None:

@@ -72,7 +72,8 @@ class Lockstep:
                     break
                 session.consume(formed, self._publish_newest, self._window, lambda: "learner waits for its own sampling")
                 evaluations.after_batch()
-            evaluations.finish()
+            if not stopping():
+                evaluations.finish()
         return session.consumed >= session.config.learner.batches
 
     # ------------------------------------------------------------------------------------------------ generation
