@@ -24,7 +24,12 @@ def serve(connection: Connection, spec: WorkerSpec) -> None:
 
     dtype = getattr(torch, spec.engine.dtype) if isinstance(spec.engine, TorchEngineOptions) else torch.float32
     sampler = Sampler.build(
-        load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
+        lambda: load_policy(spec.model),
+        task=spec.task,
+        verifier=spec.verifier,
+        rollout=spec.rollout,
+        engine=spec.engine,
+        seed=spec.seed,
     )
     with closing(sampler):
         connection.send(Ready(os.getpid(), 0))

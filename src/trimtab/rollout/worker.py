@@ -172,7 +172,12 @@ def main() -> None:
         assert spec.layout is not None
         blocks = SharedBlocks(int(sys.argv[2]), spec.layout)
         sampler = Sampler.build(
-            load_policy(spec.model), task=spec.task, verifier=spec.verifier, rollout=spec.rollout, engine=spec.engine, seed=spec.seed
+            lambda: load_policy(spec.model),
+            task=spec.task,
+            verifier=spec.verifier,
+            rollout=spec.rollout,
+            engine=spec.engine,
+            seed=spec.seed,
         )
         gc.freeze()  # full collections leave out what the imports have built
         with closing(sampler):
