@@ -11,6 +11,7 @@ import select
 import socket
 import struct
 import threading
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -147,6 +148,7 @@ class NearWorker(WorkerProcess):
         self._theirs, self._faults = Connection(theirs.detach()), faults
         self.sent: list[object] = []
         self.killed = False
+        self._mute = threading.Event()
         self.thread = threading.Thread(target=self._serve, args=(spec(name, blocks), blocks), daemon=True)
         self.thread.start()
 
@@ -161,8 +163,9 @@ class NearWorker(WorkerProcess):
             self._theirs.close()
 
     def half_a_message(self) -> None:
-        """Begin a message and stop in the middle of it."""
-        self._faults.go.clear()
+        """Begin a message and stop in the middle of it; nothing else is sent from here on."""
+        self._theirs.send = lambda message: self._mute.wait()  # type: ignore[method-assign]
+        time.sleep(0.05)  # what it was sending is through
         self._theirs._send(struct.pack("!i", 1000) + b"x" * 10)  # type: ignore[attr-defined]
 
     def send(self, message: object) -> None:
@@ -181,6 +184,7 @@ class NearWorker(WorkerProcess):
         if not self.killed:
             self.killed = True
             self.connection.close()
+            self._mute.set()
             self._faults.go.set()
             self._faults.up.set()
             self.thread.join(5.0)
