@@ -21,7 +21,6 @@ from trimtab.config.load import to_toml
 from trimtab.config.run import RunConfig
 from trimtab.engines.checkpoint import load_policy
 from trimtab.engines.digest import weights_digest
-from trimtab.engines.options import TorchEngineOptions
 from trimtab.records import Json, StoppedByRule, TrimtabError
 from trimtab.rollout.sampler import Sampler
 from trimtab.store.jsonl import read_jsonl
@@ -211,11 +210,19 @@ def test_a_probe_gap_above_the_threshold_is_refused_before_the_first_batch(tmp_p
     assert _batches(tmp_path / "run") == 0
 
 
-def test_a_worker_that_cannot_take_the_weights_says_why_in_one_sentence(tmp_path: Path) -> None:
-    wide = TorchEngineOptions(dtype="float64")
-    run = config(tmp_path).model_copy(update={"engine": wide})  # past the configuration's own check; the learner publishes float32
-    with pytest.raises(TrimtabError, match=r"^worker-0: publication refused: .* is torch.float32, served is torch.float64") as error:
-        runs.train(run, tmp_path / "run")
+class Moving(runs.Quiet):
+    """Moves the model away when the run has loaded it, and before its workers do."""
+
+    def __init__(self, model: Path) -> None:
+        self._model = model
+
+    def evaluated(self, batch: int, accuracy: float) -> None:
+        self._model.rename(self._model.with_name("moved"))
+
+
+def test_a_worker_that_cannot_start_says_why_in_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(TrimtabError, match=r"^worker-0: model = '.*/model': no such folder") as error:
+        runs.train(config(tmp_path), tmp_path / "run", Moving(tmp_path / "model"))
     assert error.value.exit_code == 2
 
 
