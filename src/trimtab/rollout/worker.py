@@ -49,7 +49,6 @@ if TYPE_CHECKING:  # they bring torch, whose threads the process sets first
 log = logging.getLogger(__name__)
 
 PULSE_S = 0.25  # the controller learns of room at once and of idle time this often
-NAP_S = 0.02  # how long an idle worker waits for a message before it pulses again
 
 
 class Worker:
@@ -90,7 +89,7 @@ class Worker:
         """Handle what has come; wait a little where there is nothing else to do. EOFError where the controller is gone."""
         if not self._collector.outstanding and not self._input.poll(0):
             with self._clock.span("idle"):
-                self._input.poll(1000 * NAP_S)
+                self._input.poll(1000 * PULSE_S)
         while self._input.poll(0):
             self._handle(self._connection.recv())
 

@@ -215,7 +215,8 @@ class Controller(threading.Thread):
     def _returned(self, member: Member, delivery: Delivery) -> None:
         self._arrived += 1
         if delivery.fate in (Fate.RETRIED, Fate.FAILED, Fate.REFUSED):
-            log.warning("%s: slot %s %s: %s", member.name, delivery.slot, delivery.fate.value, delivery.reason)
+            slot = delivery.slot
+            log.warning("%s: slot (%d, %d) %s: %s", member.name, slot.epoch, slot.index, delivery.fate.value, delivery.reason)
 
     def _lost(self, member: Member, why: str = "") -> None:
         self._pool.lost(member.name)
