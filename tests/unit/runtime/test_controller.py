@@ -97,10 +97,13 @@ def test_what_workers_report_reaches_the_learner_once(make_loop) -> None:
     loop = make_loop(10)
     loop.start()
     loop.run()
-    until(lambda: loop.faults["worker-0"].held[-1] == 10)
     windows = [loop.controller.window()]
-    until(lambda: windows.append(loop.controller.window()) or any(w.intervals for w in windows))  # it idles now
-    assert sum(len(w.published) for w in windows) == 11
+
+    def told() -> bool:
+        windows.append(loop.controller.window())
+        return sum(len(w.published) for w in windows) == 11 and any(w.intervals for w in windows)
+
+    until(told)  # it idles now, and says so
     assert sum(w.busy for w in windows) > 0
     assert {interval.who for w in windows for interval in w.intervals} == {"worker-0"}
     assert all(0 < t.stage < t.commit and 0 < t.pause < t.commit for w in windows for t in w.published)
