@@ -126,7 +126,7 @@ class Publisher:
         """Compare what the worker says of the probe with what the learner says, under the same weights."""
         newest = self._newest
         if newest is None or newest.version.number != message.version:
-            raise RuntimeError(f"{member.name} committed version {message.version}, the last one published is {newest}")
+            raise RuntimeError(f"{member.name} committed version {message.version}, which is not the last one published")
         expected = list(chain.from_iterable(newest.probe))
         gap = float(np.max(np.abs(np.subtract(message.probe, expected)), initial=0.0))
         first, self._attested = not self._attested, True
