@@ -103,7 +103,7 @@ class RunConfig(_Options):
     def asynchronous(self) -> bool:
         """Rollouts may be older than the weights they train: by lag, or at the second update of a batch."""
         r = self.runtime
-        return self.learner.updates_per_batch > 1 or (r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0)
+        return self.learner.updates_per_batch * self.learner.epochs > 1 or (r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0)
 
     def chain(self) -> Chain:
         """The methods, resolved and checked against this run. A fresh chain at each call: methods hold state."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -24,9 +24,25 @@ class Copied:
 
 
 class ActorGradient:
-    """``.grad`` of the actor's parameters as one vector (methods.protocol.Gradient). Parameters without a gradient count as 0."""
+    """``.grad`` of the actor's parameters as one vector (methods.protocol.Gradient). Parameters without a gradient count as 0.
 
-    def __init__(self, parameters: Sequence[nn.Parameter], batch_id: int, mini_step: int, recorder: Recorder) -> None:
+    ``weight_R``, ``length_R``: see the protocol. ``groups``: the parameter group of each parameter, for :meth:`split`.
+    """
+
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        batch_id: int,
+        mini_step: int,
+        recorder: Recorder,
+        *,
+        groups: Sequence[str] = (),
+        weight_R: Tensor | None = None,
+        length_R: Tensor | None = None,
+    ) -> None:
+        self.weight_R = torch.zeros(0, dtype=torch.float64) if weight_R is None else weight_R
+        self.length_R = torch.zeros(0, dtype=torch.int64) if length_R is None else length_R
+        self._parameters, self._groups = parameters, groups
         self._parts = [p.grad for p in parameters if p.grad is not None]
         self.batch_id, self.mini_step, self.recorder = batch_id, mini_step, recorder
         self._norm = self.raw_norm = F.gradients.global_norm(self._parts)
@@ -48,12 +64,38 @@ class ActorGradient:
             g.add_(p, alpha=alpha)
         self._norm = F.gradients.global_norm(self._parts)
 
-    def copy(self) -> Copied:
-        return Copied([g.clone() for g in self._parts], self._norm**2)
+    def copy(self, dtype: torch.dtype | None = None) -> Copied:
+        parts = [g.to(dtype or g.dtype, copy=True) for g in self._parts]
+        return Copied(parts, F.gradients.global_norm(parts) ** 2)
+
+    def restored(self, parts: Sequence[Tensor]) -> Copied | None:
+        if [g.shape for g in parts] != [g.shape for g in self._parts]:
+            return None
+        here = [p.to(g.device) for p, g in zip(parts, self._parts, strict=True)]
+        return Copied(here, F.gradients.global_norm(here) ** 2)
+
+    def split(self) -> Mapping[str, ActorGradient]:
+        members: dict[str, list[nn.Parameter]] = {}
+        for p, group in zip(self._parameters, self._groups, strict=True):
+            members.setdefault(group, []).append(p)
+        return {
+            name: ActorGradient(ps, self.batch_id, self.mini_step, self.recorder, weight_R=self.weight_R, length_R=self.length_R)
+            for name, ps in members.items()
+        }
 
     @property
     def parts(self) -> Sequence[Tensor]:
         return self._parts
+
+
+def parameter_groups(names: Sequence[str]) -> list[str]:
+    """The group of each parameter name: its layer (``model.layers.3``) where it has one, else its name without the last part."""
+    found = []
+    for name in names:
+        parts = name.split(".")
+        index = next((i for i, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
+        found.append(".".join(parts[: index + 1]))
+    return found
 
 
 class CosineSketch:

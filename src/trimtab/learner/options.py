@@ -45,7 +45,8 @@ class LearnerOptions(_Options):
     batches: int = Field(400, gt=0, description="batches to consume")
     optimizer: AdamWOptions = AdamWOptions()
     schedule: Annotated[ConstantOptions | WSDOptions, Field(discriminator="kind")] = ConstantOptions()
-    updates_per_batch: int = Field(1, gt=0, description="optimizer updates a batch; each takes a share of the batch's groups")
+    updates_per_batch: int = Field(1, gt=0, description="optimizer updates in one pass over a batch; each takes a share of its groups")
+    epochs: int = Field(1, gt=0, description="passes over a batch")
     reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
     micro_tokens: int | None = Field(None, gt=0, description="tokens of a micro-batch; none: the update is one micro-batch")
     norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+# Correcting either makes stale rollouts usable; current/proximal alone covers only the updates within a batch.
+_STALE = {Ratio.CURRENT_BEHAVIOR, Ratio.PROXIMAL_BEHAVIOR}
+
 _DEFAULTS: tuple[tuple[Point, str, dict[str, Json]], ...] = (
     (Point.CREDIT, "grpo", {}),
     (Point.OBJECTIVE, "linear", {}),
@@ -70,6 +73,10 @@ class Units(Protocol):
 
 class Credits(Protocol):
     def credit(self, view: View, w: Weighing) -> Credit: ...
+
+
+class Surveys(Protocol):
+    def survey(self, view: View, advantage_N: Tensor | None) -> None: ...
 
 
 class Objects(Protocol):
@@ -114,7 +121,7 @@ class Chain:
         for name, options, origin in expand(entries):
             chain._add(Member(build(name, options), origin))
         for point, name, options in _DEFAULTS:
-            if not any(point in m.points() and (point is not Point.GRADIENT or m.rank is Rank.CLIP) for m in chain.methods):
+            if not any(_fills(m, point) for m in chain.methods):
                 chain.members.append(Member(build(name, options), "default"))
                 lacking = "gradient clip" if point is Point.GRADIENT else f"{point.value} method"
                 chain.said.append(f"no {lacking}: added {written(name, options)}")
@@ -144,7 +151,7 @@ class Chain:
     def _check(self) -> None:
         s = self.setting
         corrected = {ratio for m in self.methods for ratio in m.corrects}
-        if s.asynchronous and Ratio.CURRENT_BEHAVIOR not in corrected and not any(m.uncorrected for m in self.methods):
+        if s.asynchronous and not corrected & _STALE and not any(m.uncorrected for m in self.methods):
             listed = [m.method.name for m in self.members if m.origin != "default"]
             raise TrimtabError.field(
                 "methods", listed, 'nothing corrects for stale rollouts; add a weigh method such as "seq_tis", or "none" to consent to none'
@@ -155,6 +162,11 @@ class Chain:
                 f"rollout.top_p < 1 or rollout.top_k > 0 cuts the distribution and this engine cannot report the kept sets, so the ratios "
                 f"of {', '.join(readers)} would be wrong; use top_p = 1 and top_k = 0, or an engine that reports kept sets"
             )
+        for m in self.at(Point.CREDIT):
+            if Point.CREDIT not in m.owns:
+                raise TrimtabError.field(
+                    "methods", m.name, "it assigns credit without owning the credit point; give it owns = {Point.CREDIT}"
+                )
         for m in self.methods:
             if s.group_size < m.min_group:
                 raise TrimtabError.field(
@@ -173,7 +185,16 @@ class Chain:
         return [m for m in self.methods if point in m.points()]
 
     def owner(self, point: Point) -> Method:
-        return self.at(point)[0]
+        return next(m for m in self.at(point) if point in m.owns)
+
+    @property
+    def terms(self) -> list[Method]:
+        """Methods of the objective point that add a term to the owner's loss."""
+        return [m for m in self.at(Point.OBJECTIVE) if Point.OBJECTIVE not in m.owns]
+
+    def surveys(self, point: Point) -> bool:
+        """Does a method of this point (weigh or objective) need to see the whole update first?"""
+        return any(hasattr(m, "survey") for m in self.at(point))
 
     @property
     def needs(self) -> Need:
@@ -223,8 +244,20 @@ class Chain:
     def credit(self, view: View, w: Weighing) -> Credit:
         return cast(Credits, self.owner(Point.CREDIT)).credit(view, w)
 
+    def survey(self, point: Point, view: View, advantage_N: Tensor | None = None) -> None:
+        """Show the whole update to the methods of the point that ask for it."""
+        for m in self.at(point):
+            if hasattr(m, "survey"):
+                cast(Surveys, m).survey(view, advantage_N)
+
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:
+        """The owner's loss_N."""
         return cast(Objects, self.owner(Point.OBJECTIVE)).objective(view, w, advantage_N)
+
+    def term(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor | None:
+        """The sum of the additive terms' loss_N, or None where there is none."""
+        added = [cast(Objects, m).objective(view, w, advantage_N) for m in self.terms]
+        return sum(added[1:], added[0]) if added else None
 
     def gradient(self, g: Gradient) -> Keep | Skip:
         for m in self.at(Point.GRADIENT):
@@ -253,7 +286,7 @@ class Chain:
             m.after(result)
 
     # ------------------------------------------------------------------------------------------------ state
-    def state_dict(self) -> dict[str, Json]:
+    def state_dict(self) -> dict[str, State]:
         return {m.name: m.state_dict() for m in self.methods}
 
     def load_state_dict(self, state: dict[str, State]) -> None:
@@ -262,6 +295,11 @@ class Chain:
             raise TrimtabError.field("methods", sorted(mine), f"the checkpoint was made with {sorted(state)}; use the same list to resume")
         for m in self.methods:
             m.load_state_dict(state[m.name])
+
+
+def _fills(m: Method, point: Point) -> bool:
+    """Is this method what the chain would otherwise get by default?"""
+    return m.rank is Rank.CLIP and point in m.points() if point is Point.GRADIENT else point in m.owns
 
 
 def written(name: str, options: Mapping[str, Json]) -> str:
@@ -277,9 +315,13 @@ def _clash(a: Method, b: Method) -> str:
     owned = a.owns & b.owns
     if owned:
         return f"own the {next(iter(owned)).value} point"
-    ratio = a.corrects & b.corrects
-    if ratio:
-        return f"correct the {next(iter(ratio)).value} ratio"
+    if a.masks_only or b.masks_only:
+        return ""
+    for ratio in a.corrects & b.corrects:
+        return f"correct the {ratio.value} ratio"
+    for x, y in ((a, b), (b, a)):
+        if Ratio.CURRENT_BEHAVIOR in x.corrects and y.corrects:
+            return f"correct the same staleness ({x.name} from the behavior policy to the current one, {y.name} a part of that way)"
     if (a.uncorrected and b.corrects) or (b.uncorrected and a.corrects):
         return "say what to do about stale rollouts"
     return ""

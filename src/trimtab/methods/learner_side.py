@@ -5,7 +5,7 @@ Configuration imports this module through the protocol, so torch is imported for
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from trimtab import functional as F
 from trimtab.records import Decision
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
 
@@ -49,10 +50,6 @@ class Totals:
     reward_std: float = 0.0  # unbiased, over all rollouts: what std = "batch" divides by
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(kw_only=True)
 class View:
     """The action tokens and rollouts a learner-side method sees: flat, ``_N`` tokens in rollout order, ``_R`` rollouts.
@@ -87,7 +84,6 @@ class View:
     totals: Totals
     mini_step: int = 0
     recorder: Recorder = field(default_factory=Notes)
-    gather: Callable[[Tensor], Tensor] = _same  # x_R over all ranks, sorted by rollout id
 
     @property
     def current(self) -> Tensor:
@@ -107,6 +103,30 @@ class View:
     def log_ratio_R(self) -> Tensor:
         """Its sum over each rollout's action tokens, float64."""
         return self.sum_R(self.log_ratio_N.double())
+
+    @property
+    def proximal(self) -> Tensor:
+        """``proximal_N``: log pi of the learner as it stood at the start of the batch (Need.PROXIMAL)."""
+        if self.proximal_N is None:
+            raise RuntimeError("proximal log-probs are not computed; a method that reads them declares Need.PROXIMAL")
+        return self.proximal_N
+
+    @property
+    def reference(self) -> Tensor:
+        """``reference_N``: log pi of the frozen reference model (Need.REFERENCE)."""
+        if self.reference_N is None:
+            raise RuntimeError("reference log-probs are not computed; a method that reads them declares Need.REFERENCE")
+        return self.reference_N
+
+    @property
+    def token_reward_N(self) -> Tensor:
+        """The reward of each token, float64, summing to ``reward_R``: step-level and shaped addends where they arose, and what is
+        left of the rollout's reward (all of it, where nothing is step-level) on its last action token."""
+        step_N = self.reward_N.double() if self.reward_N is not None else self.reward_R.new_zeros(self.rollout_N.shape[0])
+        rest_R = self.reward_R.double() - self.sum_R(step_N)
+        last_R = self.length_R.cumsum(0) - 1
+        has_R = self.length_R > 0
+        return step_N.index_add(0, last_R[has_R], rest_R[has_R])
 
     def sum_R(self, x_N: Tensor) -> Tensor:
         """Sum of a token column over each rollout."""
@@ -155,12 +175,16 @@ class Gradient(Protocol):
     batch_id: int
     mini_step: int
     recorder: Recorder
+    weight_R: Tensor  # mean applied weight of each rollout's tokens, masked ones 0; all rollouts of the update, all ranks, float64
+    length_R: Tensor  # their action tokens
 
     def norm(self) -> float: ...
     def dot(self, other: GradientCopy) -> float: ...
     def scale(self, factor: float) -> None: ...
     def axpy(self, alpha: float, other: GradientCopy) -> None: ...
-    def copy(self) -> GradientCopy: ...
+    def copy(self, dtype: torch.dtype | None = None) -> GradientCopy: ...
+    def restored(self, parts: Sequence[Tensor]) -> GradientCopy | None: ...  # a copy from a checkpoint; None where it does not fit
+    def split(self) -> Mapping[str, Gradient]: ...  # the same numbers by parameter group: embedding, each layer, the rest
 
 
 class GradientCopy(Protocol):

@@ -10,18 +10,26 @@ acts at is read from which functions it defines; its class attributes are read a
 ``weigh(view)``       :class:`Weighing`: how much does each token or sequence count? never sees advantages; detached
 ``unit(view, w)``     ``q_N``: the learner measures ``norm2_R = ||grad sum q_N current_N||^2`` per rollout before ``credit``
 ``credit(view, w)``   :class:`Credit`: was this better than expected? exactly one owner in a chain
-``objective(v,w,a)``  ``loss_N``, differentiable in ``view.current_N``; one owner
+``survey(view, a)``   sees the *whole* update (every micro-batch, every rank) before any weight or loss of it: batch statistics
+``objective(v,w,a)``  ``loss_N``, differentiable in ``view.current_N`` and ``view.entropy_N``; one owner, others add terms
 ``gradient(g)``       :class:`Keep` or :class:`Skip`: how much of the finished gradient is safe?
 ``step(s)``           multiplier in (0, 1] or :class:`Refuse`
 ``after(result)``     always called with what happened; the method decides what state to commit
 ====================  ======================================================================================================
+
+``survey`` is optional and belongs to the weigh and objective points. At weigh it is called before the weights, with ``a`` = None (a
+weigh method never sees advantages); at objective after credit, with ``advantage_N``. What it finds (a threshold, a mean) the method
+keeps on itself until the next call. It costs a scoring forward unless the update is one micro-batch.
+
+``cadence = {Point.CREDIT: "batch"}``: credit is assigned once a batch, before its first update, over all of its rollouts, with
+``current_N`` = ``proximal_N``; every update (mini-batch, epoch) then uses its share of that advantage.
 
 A method of your own imports all it needs from here. Configuration imports it too, so torch is imported for type checking only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
@@ -53,6 +61,8 @@ from trimtab.methods.pool_side import GroupStats, PoolView, Reject, Selection
 from trimtab.records import Json
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from trimtab.methods.chain import Chain
 
 __all__ = [
@@ -84,7 +94,7 @@ __all__ = [
     "Weighing",
 ]
 
-State = dict[str, Json]
+State = dict[str, "Json | Sequence[Tensor] | Sequence[float]"]  # plain values, or tensors; all of it goes into the checkpoint
 
 
 class MethodOptions(BaseModel):
@@ -109,6 +119,7 @@ class Method:
     reads_ratios: bool = False  # uses importance ratios without correcting for one; they must be exact all the same
     uncorrected: bool = False  # weigh: the explicit consent to no correction
     cadence: Mapping[Point, Literal["batch", "update"]] = {}
+    masks_only: bool = False  # weigh: drops tokens or rollouts and weighs none, so it composes with a weight for the same ratio
     linear: bool = False  # objective: linear in the advantage
     silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
     level: Literal["token", "sequence"] | None = None  # weigh
@@ -123,6 +134,9 @@ class Method:
 
     def check(self, chain: Chain) -> None:
         """Refuse a chain this method cannot work in: raise ``TrimtabError`` with the reason and the remedy."""
+
+    def formed(self, selection: Selection) -> None:
+        """select: told that this selection became a batch; ``select`` itself may be polled and commits nothing."""
 
     def after(self, result: StepResult) -> None:
         """Told what happened to the update."""

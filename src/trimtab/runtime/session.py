@@ -18,6 +18,7 @@ from torch import Tensor
 from trimtab.config.run import RunConfig
 from trimtab.learner.measure import measure
 from trimtab.learner.update import Learner, UpdateResult
+from trimtab.methods.protocol import State
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
 from trimtab.records import Group, Json, StoppedByRule, TrimtabError, Version
@@ -272,7 +273,7 @@ class Session:
             for name, parameter in own.items():
                 parameter.copy_(model[name])
         self.learner.load_state_dict(cast(dict[str, object], parts["learner"]))
-        self.learner.chain.load_state_dict(cast("dict[str, dict[str, Json]]", parts["methods"]))
+        self.learner.chain.load_state_dict(cast("dict[str, State]", parts["methods"]))
         pool = cast(Mapping[str, StateTree], parts["pool"])
         self.pool.load_state_dict(cast(Json, pool["state"]), cast("list[Group]", pool["groups"]))
         run = cast(Mapping[str, Json], parts["run"])
