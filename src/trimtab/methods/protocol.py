@@ -111,6 +111,8 @@ class Method:
     status: ClassVar[Status] = Status.PUBLISHED
     summary: ClassVar[str] = ""
     formula: ClassVar[str] = ""
+    cost: ClassVar[str] = ""  # what it adds to a step, in a few words
+    fails: ClassVar[str] = ""  # when it does harm or nothing, in one sentence
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
     needs: Need = Need.NOTHING
