@@ -1,54 +1,149 @@
-"""``methods``."""
+"""``methods``: what there is at each control point, and one method in full."""
 
 from __future__ import annotations
 
 import inspect
 import json
+import textwrap
+from collections.abc import Iterator
+from typing import Literal, get_args, get_origin
 
 from trimtab.methods.chain import written
+from trimtab.methods.protocol import Method, Need, Point, Ratio
 from trimtab.methods.registry import BUNDLES, build, method_class, names
 from trimtab.records import Json
+
+# The question asked at each point (docs/architecture.md).
+ASKS = {
+    Point.ACCEPT: "may this finished group stay?",
+    Point.SELECT: "which waiting groups form this batch?",
+    Point.SHAPE: "what is added to the verifiable score?",
+    Point.WEIGH: "how much does each token or sequence count?",
+    Point.CREDIT: "was this better than expected? one owner",
+    Point.OBJECTIVE: "which function of the current log-prob is minimized? one owner, others add terms",
+    Point.GRADIENT: "how much of the finished gradient is safe?",
+    Point.STEP: "how far do we move?",
+}
+NEEDS = {
+    Need.SCORE: "current log-probs before credit (a scoring forward where credit is not of the same pass)",
+    Need.PROXIMAL: "log-probs at the start of the batch",
+    Need.VALUES: "a critic",
+    Need.REFERENCE: "a frozen reference model",
+    Need.VOCAB: "entropy and sum of squared probabilities",
+    Need.SEQ_NORMS: "gradient norms of each rollout",
+    Need.FORGETTING: "forgetting scores of swapped rollouts",
+}
+CORRECTS = {
+    Ratio.CURRENT_BEHAVIOR: "current/behavior: all of the staleness",
+    Ratio.PROXIMAL_BEHAVIOR: "proximal/behavior: up to the start of the batch",
+    Ratio.CURRENT_PROXIMAL: "current/proximal: within the batch",
+}
+WIDTH = 100
+
+
+def methods(name: str | None, as_json: bool) -> None:
+    """All methods, or one in full; a bundle's name stands for its members."""
+    bundle = BUNDLES.get(name or "", ())
+    chosen = names() if name is None else [str(item["name"]) for item in bundle] or [name]
+    if as_json:
+        print(json.dumps({"methods": [row(n) for n in chosen]}, indent=1))
+    elif name is None:
+        _list(chosen)
+    else:
+        if bundle:
+            print(f"{name} is a bundle: {_bundle(name)}\n")
+        print("\n\n".join("\n".join(_explained(n)) for n in chosen))
+
+
+def row(name: str) -> dict[str, Json]:
+    """What ``methods --json`` says of one."""
+    cls = method_class(name)
+    options: list[Json] = [
+        {"name": field, "default": default, "choices": list(choices), "description": description}
+        for field, default, choices, description in _options(name)
+    ]
+    return {
+        "name": name,
+        "points": [p.value for p in cls.points()],
+        "summary": cls.summary,
+        "formula": cls.formula,
+        "source": cls.source,
+        "status": cls.status.value,
+        "needs": [need.name for need in cls.needs],
+        "corrects": sorted(ratio.value for ratio in cls.corrects),
+        "cost": cls.cost,
+        "fails": cls.fails,
+        "docs": cls.docs,
+        "code": cls.__module__,
+        "defaults": build(name, {}).options.model_dump(mode="json"),
+        "options": options,
+    }
+
+
+def _list(chosen: list[str]) -> None:
+    by_point: dict[Point, list[tuple[str, type[Method]]]] = {point: [] for point in Point}
+    for name in chosen:
+        cls = method_class(name)
+        by_point[cls.points()[0]].append((name, cls))
+    wide = max(map(len, [*chosen, *BUNDLES]))
+    for point, found in by_point.items():
+        print(f"{point.value}: {ASKS[point]}")
+        for name, cls in found:
+            also = "".join(f" (also {p.value})" for p in cls.points()[1:])
+            print(f"  {name:<{wide}}  {cls.status.value:<11}  {cls.summary}{also}")
+        if not found:
+            print("  (methods of your own)")
+        print()
+    print("bundles")
+    for name in sorted(BUNDLES):
+        print(f"  {name:<{wide}}  {_bundle(name)}")
+    print("\ntrimtab methods NAME: formula, switches, source, cost and when it fails")
 
 
 def _bundle(name: str) -> str:
     return ", ".join(written(str(item["name"]), {k: v for k, v in item.items() if k != "name"}) for item in BUNDLES[name])
 
 
-def methods(name: str | None, as_json: bool) -> None:
-    """All methods, or one in full."""
-    bundle = BUNDLES.get(name or "", ())
-    chosen = names() if name is None else [str(item["name"]) for item in bundle] or [name]
-    if as_json:
-        print(json.dumps({"methods": [_row(n) for n in chosen]}, indent=1))
-        return
-    if name is not None:
-        if bundle:
-            print(f"{name} is a bundle: {_bundle(name)}\n")
-        for n in chosen:
-            _explain(n)
-        return
-    for n in chosen:
-        cls = method_class(n)
-        print(f"{n:<10} {'+'.join(cls.points()):<12} {cls.summary}")
-    print("\nbundles")
-    for title in sorted(BUNDLES):
-        print(f"{title:<10} {_bundle(title)}")
-
-
-def _row(name: str) -> dict[str, Json]:
+def _explained(name: str) -> Iterator[str]:
     cls = method_class(name)
+    yield f"{name}: {cls.summary}"
+    yield from _line("acts at", ", ".join(cls.points()))
+    yield from _line("formula", cls.formula)
+    yield from _line("source", f"{cls.source} [{cls.status.value}]")
+    yield from _line("needs", "; ".join(text for need, text in NEEDS.items() if need in cls.needs) or "nothing that is not computed anyway")
+    if cls.corrects:
+        yield from _line("corrects", "; ".join(CORRECTS[ratio] for ratio in sorted(cls.corrects)))
+    yield from _line("cost", cls.cost)
+    yield from _line("fails", cls.fails)
+    options = list(_options(name))
+    wide = max((len(_setting(field, default)) for field, default, _, _ in options), default=0)
+    for i, (field, default, choices, description) in enumerate(options):
+        told = "; ".join(part for part in (" | ".join(choices), description) if part)
+        yield from _line("switches" if i == 0 else "", f"{_setting(field, default):<{wide}}  {told}".rstrip(), hang=wide + 2)
+    yield from _line("docs", cls.docs)
+    yield from _line("code", cls.__module__)
+    yield ""
+    yield textwrap.indent(inspect.getdoc(cls) or "", "  ")
+
+
+def _line(head: str, text: str, hang: int = 0) -> Iterator[str]:
+    """One heading and its text, folded under itself; nothing where there is no text."""
+    if text:
+        margin = " " * 12
+        lines = textwrap.wrap(
+            text, WIDTH, subsequent_indent=" " * hang, break_long_words=False, break_on_hyphens=False, drop_whitespace=True
+        )
+        yield f"  {head:<10}{lines[0]}"
+        yield from (f"{margin}{line}" for line in lines[1:])
+
+
+def _options(name: str) -> Iterator[tuple[str, Json, tuple[str, ...], str]]:
+    """Name, default, choices ("" where they are not listed) and description of each switch."""
     defaults: dict[str, Json] = build(name, {}).options.model_dump(mode="json")
-    points: list[Json] = [p.value for p in cls.points()]
-    return {"name": name, "points": points, "source": cls.source, "defaults": defaults, "status": cls.status.value}
+    for field, info in method_class(name).Options.model_fields.items():
+        choices = tuple(map(str, get_args(info.annotation))) if get_origin(info.annotation) is Literal else ()
+        yield field, defaults[field], choices, info.description or ""
 
 
-def _explain(name: str) -> None:
-    cls = method_class(name)
-    print(f"{name}: {cls.summary}")
-    print(f"  acts at   {', '.join(cls.points())}")
-    print(f"  formula   {cls.formula}")
-    print(f"  source    {cls.source} ({cls.status.value})")
-    for field, info in cls.Options.model_fields.items():
-        note = f"  {info.description}" if info.description else ""
-        print(f"  option    {field} = {info.default!r}{note}")
-    print(f"  {inspect.getdoc(cls)}\n")
+def _setting(field: str, default: Json) -> str:
+    return f"{field} = {json.dumps(default)}"

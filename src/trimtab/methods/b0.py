@@ -19,6 +19,8 @@ class NoBaseline(Method):
     status = Status.CONTROL
     summary = "no baseline, group std scale"
     formula = "A_i = R_i / (std(R) + 1e-6)"
+    cost = "nothing"
+    fails = "Rewards with a large offset push every rollout the same way; it has no variance reduction at all."
     Options = StdOptions
     options: StdOptions
     owns = frozenset({Point.CREDIT})

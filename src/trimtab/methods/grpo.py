@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
+from pydantic import Field
+
 from trimtab import functional as F
 from trimtab.methods.protocol import Credit, Method, MethodOptions, Point, View, Weighing
 
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
 class StdOptions(MethodOptions):
     """One rule for every arm of a comparison: ``group`` = unbiased std + 1e-6, scale 0 where std <= 1e-8."""
 
-    std: Literal["group", "population", "batch", "none"] = "group"
+    std: Literal["group", "population", "batch", "none"] = Field("group", description="what the advantage is divided by")
 
 
 def inverse_std(view: View, std: Literal["group", "population", "batch", "none"]) -> Tensor:
@@ -29,6 +31,11 @@ class GRPO(Method):
     source = "Shao et al. 2024 (arXiv 2402.03300), Eq. 3; unbiased std + 1e-6 as in veRL"
     summary = "group mean baseline, group std scale"
     formula = "A_i = (R_i - mean(R)) / (std(R) + 1e-6)"
+    cost = "nothing"
+    fails = (
+        "A group of equal scores gives no gradient, and dividing by the std weighs easy and hard prompts up; the group "
+        "mean is not the minimum-variance baseline off-policy."
+    )
     Options = StdOptions
     options: StdOptions
     owns = frozenset({Point.CREDIT})

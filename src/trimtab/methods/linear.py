@@ -18,6 +18,8 @@ class Linear(Method):
     source = "VCPO (arXiv 2602.17616) section 3.5; the policy gradient of REINFORCE"
     summary = "-w A log pi"
     formula = "L = -sum_it scale_it w_it A_i log pi(a_it)"
+    cost = "nothing"
+    fails = "It bounds nothing: how far one update goes is up to the weights, the gradient clip and the step."
     owns = frozenset({Point.OBJECTIVE})
     linear = True
 

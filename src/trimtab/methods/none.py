@@ -15,6 +15,8 @@ class Uncorrected(Method):
     status = Status.CONTROL
     summary = "no importance correction: weight 1 everywhere"
     formula = "w = 1"
+    cost = "nothing"
+    fails = "Stale rollouts push as if they were fresh: the gradient is biased, and training collapses once the lag is large."
     uncorrected = True
     level: Literal["token", "sequence"] | None = "sequence"
 

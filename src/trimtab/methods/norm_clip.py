@@ -10,7 +10,7 @@ from trimtab.records import Decision
 
 
 class NormClipOptions(MethodOptions):
-    max_norm: float = Field(1.0, gt=0)
+    max_norm: float = Field(1.0, gt=0, description="largest global norm that passes unchanged")
 
 
 class NormClip(Method):
@@ -20,6 +20,8 @@ class NormClip(Method):
     source = "Pascanu, Mikolov & Bengio 2013 (arXiv 1211.5063)"
     summary = "absolute clip of the global gradient norm"
     formula = "g <- g min(1, c / ||g||)"
+    cost = "one norm of the gradient, which is computed anyway"
+    fails = "A constant that suits the start clips everything or nothing later; it bounds the gradient's size and not its direction."
     Options = NormClipOptions
     options: NormClipOptions
     rank = Rank.CLIP

@@ -26,6 +26,11 @@ class PPOClip(Method):
     source = "Schulman et al. 2017 (arXiv 1707.06347), Eq. 7; r to the rollout's own log-probs as in TRL's asynchronous GRPO"
     summary = "PPO clip of the token ratio to the behavior policy"
     formula = "L = max(-r A, -clip(r, 1-l, 1+h) A)"
+    cost = "one exp a token"
+    fails = (
+        "A large lag puts most tokens outside the range at the first update, so that what is left of the gradient is "
+        "small and of one kind; with A < 0 and a large ratio the loss is unbounded unless `dual` is set."
+    )
     Options = PPOClipOptions
     options: PPOClipOptions
     owns = frozenset({Point.OBJECTIVE})

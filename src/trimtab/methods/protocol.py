@@ -113,6 +113,7 @@ class Method:
     formula: ClassVar[str] = ""
     cost: ClassVar[str] = ""  # what it adds to a step, in a few words
     fails: ClassVar[str] = ""  # when it does harm or nothing, in one sentence
+    docs: ClassVar[str] = ""  # the page that derives it, where there is one
     Options: ClassVar[type[MethodOptions]] = MethodOptions
 
     needs: Need = Need.NOTHING

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pydantic import Field
+
 from trimtab import functional as F
 from trimtab.methods.protocol import Credit, Method, MethodOptions, Point, View, Weighing
 
 
 class ReinforceOptions(MethodOptions):
-    baseline: float = 0.0
+    baseline: float = Field(0.0, description="constant subtracted from every reward")
 
 
 class Reinforce(Method):
@@ -17,6 +19,8 @@ class Reinforce(Method):
     source = "Williams 1992"
     summary = "constant baseline, no scale"
     formula = "A_i = R_i - b"
+    cost = "nothing"
+    fails = "Rewards far from the constant make all coefficients of one sign, and the variance grows with the distance."
     Options = ReinforceOptions
     options: ReinforceOptions
     owns = frozenset({Point.CREDIT})

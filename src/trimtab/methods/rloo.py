@@ -13,6 +13,11 @@ class RLOO(Method):
     source = "Ahmadian et al. 2024 (arXiv 2402.14740), Eq. 9"
     summary = "mean of the other members as baseline, no scale"
     formula = "A_i = n/(n-1) (R_i - mean(R))"
+    cost = "nothing"
+    fails = (
+        "Without a scale the step follows the spread of the rewards; groups of two are noisy, and off-policy the "
+        "baseline is not of minimum variance."
+    )
     owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2

@@ -28,6 +28,11 @@ class SequenceMIS(Method):
     source = "veRL rollout correction `seq_sum_k1`; without a lower bound as in VCPO's comparison"
     summary = "sequence-level masked importance sampling"
     formula = "w_i = exp(s_i) if low <= exp(s_i) <= high else 0"
+    cost = "one sum a rollout"
+    fails = (
+        "At large lag most rollouts leave the band, and those that stay are the ones the policy has not moved on; what "
+        "is masked still counts in the denominator, so the step shrinks."
+    )
     Options = BandOptions
     options: BandOptions
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})

@@ -21,6 +21,11 @@ class SequenceTIS(Method):
     source = "veRL rollout correction `sequence`; VCPO (arXiv 2602.17616) section 3.5, c = 8"
     summary = "sequence-level truncated importance sampling"
     formula = "w_i = min(exp(sum_t log pi/mu), c)"
+    cost = "one sum a rollout"
+    fails = (
+        "The product over many tokens has a heavy tail: at large lag or length a few rollouts carry the batch (watch "
+        "ESS/B), and the cap biases those it cuts."
+    )
     Options = TruncationOptions
     options: TruncationOptions
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})

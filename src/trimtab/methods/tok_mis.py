@@ -16,6 +16,11 @@ class TokenMIS(Method):
     source = "IcePop (with low = 0.5, high = 5); veRL rollout correction `token_icepop`"
     summary = "token-level masked importance sampling"
     formula = "w_it = pi/mu if low <= pi/mu <= high else 0"
+    cost = "one exp a token"
+    fails = (
+        "Tokens the policy has moved most on are masked first, so the gradient shrinks where it is needed, and the "
+        "prefix stays uncorrected."
+    )
     Options = BandOptions
     options: BandOptions
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})

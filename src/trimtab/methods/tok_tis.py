@@ -16,6 +16,8 @@ class TokenTIS(Method):
     source = "veRL rollout correction `token`; c typically 2 to 8"
     summary = "token-level truncated importance sampling"
     formula = "w_it = min(pi/mu, c)"
+    cost = "one exp a token"
+    fails = "Biased at any cap, because the prefix that led to the token is not corrected; the bias grows with lag and length."
     Options = TruncationOptions
     options: TruncationOptions
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})

@@ -18,7 +18,7 @@ import pytest
 from support.cli import cli, tree, untouched
 from trimtab.cli.progress import Progress
 from trimtab.config.load import load
-from trimtab.methods.registry import names
+from trimtab.methods.registry import BUNDLES, names
 from trimtab.telemetry.metrics import BatchRecord
 
 from .conftest import BATCHES, Finished
@@ -256,22 +256,44 @@ def test_methods_as_json() -> None:
     ran = cli("methods", "--json")
     rows = json.loads(ran.out)["methods"]
     assert [r["name"] for r in rows] == names()
-    assert all(set(r) == {"name", "points", "source", "defaults", "status"} for r in rows)
+    fields = "name points summary formula source status needs corrects cost fails docs code defaults options"
+    assert all(set(r) == set(fields.split()) for r in rows)
     by_name = {r["name"]: r for r in rows}
     assert by_name["opob"]["points"] == ["credit"]
-    assert by_name["opob"]["defaults"] == {"std": "group", "weighting": "paper"}
+    assert by_name["seq_tis"]["defaults"] == {"c": 8.0}
+    (c,) = by_name["seq_tis"]["options"]
+    assert c == {"name": "c", "default": 8.0, "choices": [], "description": "cap on the ratio; 8 in VCPO's recipes, 2 in veRL"}
+    (std,) = by_name["grpo"]["options"]
+    assert std["choices"] == ["group", "population", "batch", "none"]
+    assert by_name["opob"]["needs"] == ["SEQ_NORMS"]
+    assert by_name["seq_tis"]["corrects"] == ["current/behavior"]
     assert by_name["ess"]["points"] == ["step"]
     assert by_name["b0"]["status"] == "control"
     assert json.loads(cli("methods", "opob", "--json").out)["methods"] == [by_name["opob"]]
 
 
 def test_methods_for_people() -> None:
-    every = cli("methods").out
-    assert all(f"{name:<10} " in every for name in names())
-    assert "vcpo       seq_tis(c=8.0), opob, linear, norm_clip(max_norm=1.0), ess" in every
+    every = cli("methods").out.splitlines()
+    wide = max(map(len, [*names(), *BUNDLES]))
+    for name in names():
+        (line,) = [each for each in every if each.startswith(f"  {name:<{wide}}  ")]
+        assert line[wide + 4 :].split("  ")[0] in ("published", "our reading", "control")
+    points = [line.partition(":")[0] for line in every if line[:1].isalpha() and ": " in line]
+    assert points[:8] == ["accept", "select", "shape", "weigh", "credit", "objective", "gradient", "step"]
+    assert f"  {'vcpo':<{wide}}  seq_tis(c=8.0), opob, linear, norm_clip(max_norm=1.0), ess" in every
     one = cli("methods", "seq_tis").out
-    for said in ("acts at   weigh", "formula   w_i = min(", "source    veRL", "option    c = 8.0"):
+    for said in (
+        "acts at   weigh\n",
+        "formula   w_i = min(",
+        "source    veRL",
+        "[published]",
+        "corrects  current/behavior",
+        "cost      one sum",
+    ):
         assert said in one
+    for said in ("fails     The product", "switches  c = 8.0  cap on the ratio", "code      trimtab.methods.seq_tis\n"):
+        assert said in one
+    assert 'std = "group"  group | population | batch | none;' in cli("methods", "grpo").out
     assert "vcpo is a bundle: seq_tis(c=8.0), opob" in cli("methods", "vcpo").out
     unknown = cli("methods", "vpco")
     assert unknown.code == 2
