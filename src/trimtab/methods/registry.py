@@ -30,6 +30,9 @@ BUILTIN = {
     "linear": "trimtab.methods.linear:Linear",
     "ppo_clip": "trimtab.methods.ppo_clip:PPOClip",
     "norm_clip": "trimtab.methods.norm_clip:NormClip",
+    "median_clip": "trimtab.methods.median_clip:MedianClip",
+    "zclip": "trimtab.methods.zclip:ZClip",
+    "update_cap": "trimtab.methods.update_cap:UpdateCap",
     "ess": "trimtab.methods.vcpo:ESSStep",
 }
 # A bundle is a name for a list. Its members give way to what the user writes beside it.
