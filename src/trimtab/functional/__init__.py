@@ -8,9 +8,33 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trimtab.functional import advantages, distribution, divergence, ess, gradients, logprobs, objectives, ratios, reduce, weights
+    from trimtab.functional import (
+        advantages,
+        distribution,
+        divergence,
+        ess,
+        gradients,
+        logprobs,
+        objectives,
+        ratios,
+        reduce,
+        traces,
+        weights,
+    )
 
-__all__ = ["advantages", "distribution", "divergence", "ess", "gradients", "logprobs", "objectives", "ratios", "reduce", "weights"]
+__all__ = [
+    "advantages",
+    "distribution",
+    "divergence",
+    "ess",
+    "gradients",
+    "logprobs",
+    "objectives",
+    "ratios",
+    "reduce",
+    "traces",
+    "weights",
+]
 
 
 def __getattr__(name: str) -> ModuleType:

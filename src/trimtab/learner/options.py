@@ -8,7 +8,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.methods.protocol import Need, Reduction
 
-COMPUTES = Need.SCORE | Need.VOCAB | Need.SEQ_NORMS  # the passes this learner runs for methods that need them
+COMPUTES = (
+    Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS
+)  # the passes this learner runs for methods that need them
 
 
 class _Options(BaseModel):
@@ -41,10 +43,34 @@ class WSDOptions(_Options):
     floor: float = Field(0.0, ge=0, le=1)
 
 
+Schedule = Annotated[ConstantOptions | WSDOptions, Field(discriminator="kind")]
+
+
+class CriticAdamWOptions(AdamWOptions):
+    """The critic's AdamW: no decay, and a rate of its own."""
+
+    lr: float = Field(1e-3, gt=0)
+    weight_decay: float = Field(0.0, ge=0)
+
+
+class CriticOptions(_Options):
+    """The value function of methods that need values. Its schedule counts its own applied steps."""
+
+    kind: Literal["model", "head"] = Field("model", description="own copy of the policy's trunk, or a linear head on its detached states")
+    optimizer: CriticAdamWOptions = CriticAdamWOptions()
+    schedule: Schedule = ConstantOptions()
+    max_norm: float = Field(1.0, gt=0, description="clip of the critic's gradient norm")
+    updates: int = Field(1, gt=0, description="critic updates per actor update")
+    warmup: int = Field(0, ge=0, description="first batches in which only the critic trains")
+    value_clip: float | None = Field(None, gt=0, description="distance from the old value beyond which the loss is pessimistic; none: off")
+    bootstrap: bool = Field(False, description="a rollout that the token limit cut continues with the critic's value; else with 0")
+
+
 class LearnerOptions(_Options):
     batches: int = Field(400, gt=0, description="batches to consume")
     optimizer: AdamWOptions = AdamWOptions()
-    schedule: Annotated[ConstantOptions | WSDOptions, Field(discriminator="kind")] = ConstantOptions()
+    schedule: Schedule = ConstantOptions()
+    critic: CriticOptions = CriticOptions()
     updates_per_batch: int = Field(1, gt=0, description="optimizer updates in one pass over a batch; each takes a share of its groups")
     epochs: int = Field(1, gt=0, description="passes over a batch")
     reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
