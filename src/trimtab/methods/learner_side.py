@@ -175,9 +175,11 @@ class Gradient(Protocol):
     batch_id: int
     mini_step: int
     recorder: Recorder
-    weight_R: Tensor  # mean applied weight of each rollout's tokens, masked ones 0; all rollouts of the update, all ranks, float64
-    length_R: Tensor  # their action tokens
 
+    @property
+    def weight_R(self) -> Tensor: ...  # mean applied weight of each rollout's tokens, masked ones 0; all rollouts of the update, float64
+    @property
+    def length_R(self) -> Tensor: ...  # their action tokens
     def norm(self) -> float: ...
     def dot(self, other: GradientCopy) -> float: ...
     def scale(self, factor: float) -> None: ...

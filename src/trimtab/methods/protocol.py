@@ -125,6 +125,7 @@ class Method:
     masks_only: bool = False  # weigh: drops tokens or rollouts and weighs none, so it composes with a weight for the same ratio
     linear: bool = False  # objective: linear in the advantage
     silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
+    whole_update: bool = False  # credit under SEQ_NORMS: compares rollouts of the whole update, so norms are measured before any backward
     level: Literal["token", "sequence"] | None = None  # weigh
     rank: Rank = Rank.CLIP
     reduction: Reduction | None = None  # a reduction this method insists on
