@@ -14,7 +14,7 @@ import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class Critic:
 
     def __init__(self, policy: PackedModel, options: CriticOptions) -> None:
         self.options = options
-        trunk: PreTrainedModel = policy.model.base_model
+        trunk = cast("PreTrainedModel", policy.model.base_model)
         # A plain list: the policy's trunk must not become a part of this one's parameters or state.
         self._trunk = copy.deepcopy(trunk) if options.kind == "model" else trunk
         self._own = [self._trunk] if options.kind == "model" else []
