@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimtab.functional import (
         advantages,
+        clipping,
         distribution,
         divergence,
         ess,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "advantages",
+    "clipping",
     "distribution",
     "divergence",
     "ess",

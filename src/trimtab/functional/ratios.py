@@ -42,3 +42,14 @@ def sequence_mean(x_N: Tensor, rollout_N: Tensor, rollouts: int) -> Tensor:
 def exp_clamped(s: Tensor, bound: float = EXP_BOUND) -> Tensor:
     """exp(min(max(s, -bound), bound)): finite, with zero gradient beyond the bound, for every s but NaN, which stays NaN."""
     return s.clamp(-bound, bound).exp()
+
+
+def interpolated(current_N: Tensor, behavior_N: Tensor, age_N: Tensor) -> Tensor:
+    """Proximal log-probs without a forward: log mu + a (log pi_current - log mu), detached (A-3PO, arXiv 2512.06547).
+
+    a = (v_prox - v_mu) / (v_current - v_mu) with v_prox = v_current - 1, hence (age - 1) / age per token; within [0, 1]. A token of
+    age 1 has the proximal policy mu, one of age 0 the current policy itself.
+    """
+    age_N = age_N.to(behavior_N.dtype)
+    a_N = torch.where(age_N > 0, (age_N - 1.0).clamp(min=0.0) / age_N.clamp(min=1.0), 1.0)
+    return behavior_N + a_N * (current_N.detach() - behavior_N)
