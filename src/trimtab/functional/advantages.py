@@ -88,6 +88,18 @@ def b0(reward_R: Tensor, group_R: Tensor, groups: int, std: Scale = "group") -> 
     return reward_R.double() * reward_scale(reward_R, group_R, groups, std)
 
 
+def log_mean_exp_baseline(reward_R: Tensor, group_R: Tensor, groups: int, tau: float) -> Tensor:
+    """b = tau (logsumexp(R / tau) - log n) of each group, _G: between mean (tau to inf) and maximum (tau to 0) (OPMD, Trinity-RFT).
+
+    Equal rewards give exactly that reward; a group without rollouts gives 0.
+    """
+    r = reward_R.double()
+    top_G = torch.full((groups,), -math.inf, dtype=torch.float64, device=r.device).scatter_reduce(0, group_R, r, "amax")
+    top_G = torch.where(top_G == -math.inf, torch.zeros_like(top_G), top_G)
+    mean_G = _sum_G(((r - top_G[group_R]) / tau).exp(), group_R, groups) / _count_G(group_R, groups).clamp(min=1)
+    return torch.where(mean_G == 0, torch.zeros_like(mean_G), top_G + tau * mean_G.log())
+
+
 class OptimalBaseline(NamedTuple):
     """``baseline_G`` with its diagnostics.
 
