@@ -28,10 +28,13 @@ def truncate(log_ratio: Tensor, cap: float) -> Tensor:
     return log_ratio.clamp(max=math.log(cap))
 
 
-def keep_within(log_ratio: Tensor, low: float, high: float) -> Tensor:
-    """True where low <= w <= high, bounds included, and where w is NaN. ``low`` may be 0, ``high`` infinite."""
+def keep_within(log_ratio: Tensor, low: float, high: float, *, strict: bool = False) -> Tensor:
+    """True where low <= w <= high (``strict``: low < w < high), and where w is NaN. ``low`` may be 0, ``high`` infinite."""
     # Both comparisons are False for NaN: a broken ratio must not leave the loss as if a rule had rejected it.
-    return ~((log_ratio < (math.log(low) if low > 0 else -math.inf)) | (log_ratio > math.log(high)))
+    floor, roof = math.log(low) if low > 0 else -math.inf, math.log(high)
+    if strict:
+        return ~((log_ratio <= floor) | (log_ratio >= roof))
+    return ~((log_ratio < floor) | (log_ratio > roof))
 
 
 def mask(log_ratio: Tensor, low: float, high: float) -> Masked:
