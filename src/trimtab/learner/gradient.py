@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +23,14 @@ class Copied:
         return self.parts
 
 
+def _nothing() -> tuple[Tensor, Tensor]:
+    return torch.zeros(0, dtype=torch.float64), torch.zeros(0, dtype=torch.int64)
+
+
 class ActorGradient:
     """``.grad`` of the actor's parameters as one vector (methods.protocol.Gradient). Parameters without a gradient count as 0.
 
-    ``weight_R``, ``length_R``: see the protocol. ``groups``: the parameter group of each parameter, for :meth:`split`.
+    ``groups``: the parameter group of each parameter, for :meth:`split`. ``weights`` gives (weight_R, length_R) where asked.
     """
 
     def __init__(
@@ -37,15 +41,21 @@ class ActorGradient:
         recorder: Recorder,
         *,
         groups: Sequence[str] = (),
-        weight_R: Tensor | None = None,
-        length_R: Tensor | None = None,
+        weights: Callable[[], tuple[Tensor, Tensor]] = _nothing,
     ) -> None:
-        self.weight_R = torch.zeros(0, dtype=torch.float64) if weight_R is None else weight_R
-        self.length_R = torch.zeros(0, dtype=torch.int64) if length_R is None else length_R
+        self._weights = weights
         self._parameters, self._groups = parameters, groups
         self._parts = [p.grad for p in parameters if p.grad is not None]
         self.batch_id, self.mini_step, self.recorder = batch_id, mini_step, recorder
         self._norm = self.raw_norm = F.gradients.global_norm(self._parts)
+
+    @property
+    def weight_R(self) -> Tensor:
+        return self._weights()[0]
+
+    @property
+    def length_R(self) -> Tensor:
+        return self._weights()[1]
 
     def norm(self) -> float:
         return self._norm
@@ -79,8 +89,7 @@ class ActorGradient:
         for p, group in zip(self._parameters, self._groups, strict=True):
             members.setdefault(group, []).append(p)
         return {
-            name: ActorGradient(ps, self.batch_id, self.mini_step, self.recorder, weight_R=self.weight_R, length_R=self.length_R)
-            for name, ps in members.items()
+            name: ActorGradient(ps, self.batch_id, self.mini_step, self.recorder, weights=self._weights) for name, ps in members.items()
         }
 
     @property

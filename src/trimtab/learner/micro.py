@@ -1,18 +1,39 @@
-"""How an update's groups become micro-batches."""
+"""How an update's groups become micro-batches, and how their columns become one again."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from trimtab.learner.packing import Packed
-from trimtab.learner.views import rewards
+from trimtab.learner.passes import Pass
+from trimtab.learner.ranks import Ranks
+from trimtab.learner.views import join, reorder, rewards
 from trimtab.methods.protocol import View
 from trimtab.records import Group, Rollout
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Consecutive groups of an update that one rank trains on. ``first_group``: number of the first within the update,
+    ``first_place``: place of its first rollout in the batch."""
+
+    groups: Sequence[Group]
+    first_group: int = 0
+    first_place: int = 0
+
+
+def share(groups: Sequence[Group], first_place: int, ranks: Ranks) -> Share:
+    """This rank's part of an update's groups: whole groups, consecutive."""
+    bounds = np.linspace(0, len(groups), ranks.size + 1).astype(int).tolist()
+    a, b = list(pairwise(bounds))[ranks.rank]
+    return Share(groups[a:b], a, first_place + sum(len(g.rollouts) for g in groups[:a]))
 
 
 @dataclass(slots=True)
@@ -21,16 +42,23 @@ class Micro:
 
     rollouts: list[Rollout]
     group_R: list[int]
-    index_R: list[int]  # place in the update's list of rollouts
+    places: list[int]  # in the batch's list of rollouts
     live: bool
     whole: bool
     packed: Packed = field(init=False)
     view: View = field(init=False)
+    opened: Pass | None = None  # the forward whose graph awaits the backward
+    weight_R: Tensor | None = None  # mean applied weight of each rollout's tokens
+
+    @property
+    def lengths(self) -> list[int]:
+        """Action tokens of each rollout."""
+        return [int(n) for n in self.view.length_R.tolist()]
 
 
 @dataclass(slots=True)
 class Seen:
-    """What an update saw, for the metrics: token and rollout columns in the order of the update's rollouts, whatever the split."""
+    """What an update saw on all ranks, for the metrics and the step: columns in the order of the rollouts, whatever the split."""
 
     log_ratio_N: np.ndarray
     age_N: np.ndarray
@@ -41,20 +69,21 @@ class Seen:
 class _Place(NamedTuple):
     rollout: Rollout
     group: int
-    place: int  # in the update's list of rollouts
+    place: int  # in the batch's list of rollouts
 
 
-def plan_micros(groups: Sequence[Group], budget: int | None, *, silent: bool) -> list[Micro]:
+def plan_micros(share: Share, budget: int | None, *, silent: bool) -> list[Micro]:
     """Live groups first, then silent ones (equal rewards under a silent credit owner: forward only, no backward).
 
     Without a budget each kind is one micro-batch. With one, micro-batches are filled with whole groups up to ``budget`` tokens;
-    a group larger than that is split by rollouts. Every micro-batch has an action token; at least one of ``groups`` must.
+    a group larger than that is split by rollouts. Every micro-batch has an action token; without any there is none.
     """
     places: list[list[_Place]] = []
-    for g, group in enumerate(groups):
-        first = sum(map(len, places))
+    first = share.first_place
+    for g, group in enumerate(share.groups, share.first_group):
         places.append([_Place(rollout, g, first + i) for i, rollout in enumerate(group.rollouts)])
-    quiet = [silent and bool(np.ptp(rewards(group.rollouts)) == 0) for group in groups]
+        first += len(group.rollouts)
+    quiet = [silent and bool(np.ptp(rewards(group.rollouts)) == 0) for group in share.groups]
     out: list[Micro] = []
     for live in (True, False):
         chosen = [place for place, is_quiet in zip(places, quiet, strict=True) if is_quiet is not live]
@@ -104,30 +133,69 @@ def _has_action(m: Micro) -> bool:
 def _without_empty(micros: list[Micro]) -> list[Micro]:
     """Rollouts without an action token cannot pass through the model alone: they ride with others, of their own group if it has any."""
     full = [m for m in micros if _has_action(m)]
+    if not full:
+        return []
     for m in (m for m in micros if not _has_action(m)):
         host = full[0]
         host.rollouts += m.rollouts
         host.group_R += m.group_R
-        host.index_R += m.index_R
+        host.places += m.places
         host.whole &= m.whole
     return full
 
 
-def collect(micros: Sequence[Micro]) -> Seen:
-    """The columns of all micro-batches, in the order of the update's rollouts, so that sums over them are the same to the bit."""
+def whole_view(micros: Sequence[Micro], ranks: Ranks) -> tuple[View, list[int]]:
+    """One view over the rollouts of these micro-batches on all ranks, in the order of the rollouts, and their places. Collective.
+
+    Columns that some micro-batch lacks are None. A single micro-batch of a single rank whose rollouts lie in order gives its own view.
+    """
+    mine = join([m.view for m in micros]) if micros else None
+    gathered = ranks.gather((mine, [place for m in micros for place in m.places]))
+    views = [view for view, _ in gathered if view is not None]
+    places = [place for _, found in gathered for place in found]
+    whole = join(views)
+    if mine is not None:
+        whole.recorder = mine.recorder
+    if places == sorted(places):
+        return whole, places
+    order = np.argsort(places, kind="stable")
+    return reorder(whole, order), [places[i] for i in order]
+
+
+def collect(micros: Sequence[Micro], ranks: Ranks) -> Seen:
+    """The columns of all micro-batches and ranks, ordered by rollout, so that sums over them are the same to the bit. Collective."""
     live = [m for m in micros if m.view.entropy_N is not None]
     return Seen(
-        log_ratio_N=_tokens_in_order(micros, [m.view.log_ratio_N.double() for m in micros]),
-        age_N=_tokens_in_order(micros, [m.view.age_N for m in micros]),
-        log_ratio_R=_in_order([np.asarray(m.index_R) for m in micros], [m.view.log_ratio_R for m in micros]),
-        entropy_N=_tokens_in_order(live, [m.view.entropy_N.double() for m in live if m.view.entropy_N is not None]) if live else None,
+        log_ratio_N=_tokens_in_order(micros, [m.view.log_ratio_N.double() for m in micros], ranks),
+        age_N=_tokens_in_order(micros, [m.view.age_N for m in micros], ranks),
+        log_ratio_R=_in_order([np.asarray(m.places) for m in micros], [m.view.log_ratio_R for m in micros], ranks),
+        entropy_N=_entropy(live, ranks),
     )
 
 
-def _tokens_in_order(micros: Sequence[Micro], columns: Sequence[Tensor]) -> np.ndarray:
-    return _in_order([np.asarray(m.index_R)[m.view.rollout_N.cpu().numpy()] for m in micros], columns)
+def applied_weights(micros: Sequence[Micro], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """(mean applied weight of each rollout's tokens, its action tokens) over all ranks, in the order of the rollouts. Collective."""
+    places = [np.asarray(m.places) for m in micros]
+    weights = [m.weight_R for m in micros if m.weight_R is not None]
+    return (
+        torch.from_numpy(_in_order(places, weights, ranks)),
+        torch.from_numpy(_in_order(places, [m.view.length_R for m in micros], ranks)),
+    )
 
 
-def _in_order(keys: Sequence[np.ndarray], columns: Sequence[Tensor]) -> np.ndarray:
-    order = np.argsort(np.concatenate(keys), kind="stable")
-    return np.concatenate([c.cpu().numpy() for c in columns])[order]
+def _entropy(live: Sequence[Micro], ranks: Ranks) -> np.ndarray | None:
+    found = _tokens_in_order(live, [m.view.entropy_N.double() for m in live if m.view.entropy_N is not None], ranks)
+    return found if found.size else None
+
+
+def _tokens_in_order(micros: Sequence[Micro], columns: Sequence[Tensor], ranks: Ranks) -> np.ndarray:
+    return _in_order([np.asarray(m.places)[m.view.rollout_N.cpu().numpy()] for m in micros], columns, ranks)
+
+
+def _in_order(keys: Sequence[np.ndarray], columns: Sequence[Tensor], ranks: Ranks) -> np.ndarray:
+    mine = [(key, column.cpu().numpy()) for key, column in zip(keys, columns, strict=True)]
+    parts = [part for found in ranks.gather(mine) for part in found]
+    if not parts:
+        return np.zeros(0)
+    order = np.argsort(np.concatenate([key for key, _ in parts]), kind="stable")
+    return np.asarray(np.concatenate([column for _, column in parts])[order])

@@ -8,9 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.methods.protocol import Need, Reduction
 
-COMPUTES = (
-    Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS
-)  # the passes this learner runs for methods that need them
+# The passes this learner runs for methods that need them.
+COMPUTES = Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS
 
 
 class _Options(BaseModel):
@@ -71,6 +70,7 @@ class LearnerOptions(_Options):
     optimizer: AdamWOptions = AdamWOptions()
     schedule: Schedule = ConstantOptions()
     critic: CriticOptions = CriticOptions()
+    reference: str | None = Field(None, description="model of KL terms: a local folder or package:NAME; default: the run's own model")
     updates_per_batch: int = Field(1, gt=0, description="optimizer updates in one pass over a batch; each takes a share of its groups")
     epochs: int = Field(1, gt=0, description="passes over a batch")
     reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN

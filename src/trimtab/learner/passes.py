@@ -110,6 +110,10 @@ class PackedModel:
         """The trainable parameters, each once (a tied weight is one)."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    def names(self) -> list[str]:
+        """Their names, in the same order."""
+        return [name for name, p in self.model.named_parameters() if p.requires_grad]
+
     @cached_property
     def registry(self) -> Registry:
         """Who owns the trainable parameters; touch it at start-up to have an unknown module refused before anything runs.

@@ -114,14 +114,31 @@ def make_view(
 
 
 def join(views: Sequence[View]) -> View:
-    """One view over consecutive micro-batches of an update."""
+    """One view over consecutive micro-batches of an update. A column that one of them lacks is None."""
     if len(views) == 1:
-        return views[0]
+        return dataclasses.replace(views[0])
     offsets = np.cumsum([0, *[v.score_R.shape[0] for v in views]])
     columns: dict[str, Tensor | None] = {}
-    for name in vars(views[0]):
-        if name.endswith(("_N", "_R")):
-            parts = [getattr(v, name) for v in views]
-            columns[name] = None if any(x is None for x in parts) else torch.cat(parts)
+    for name in _columns():
+        parts = [getattr(v, name) for v in views]
+        columns[name] = None if any(x is None for x in parts) else torch.cat(parts)
     columns["rollout_N"] = torch.cat([v.rollout_N + int(o) for v, o in zip(views, offsets, strict=False)])
     return View(**{**vars(views[0]), **columns})
+
+
+def reorder(view: View, order: np.ndarray) -> View:
+    """The view with its rollouts in this order: the new i-th is the old ``order[i]``-th."""
+    order_R = torch.from_numpy(order).to(view.rollout_N.device)
+    place_R = torch.empty_like(order_R)
+    place_R[order_R] = torch.arange(order_R.shape[0], device=order_R.device)
+    order_N = torch.argsort(place_R[view.rollout_N], stable=True)
+    columns: dict[str, Tensor | None] = {}
+    for name in _columns():
+        x = getattr(view, name)
+        columns[name] = None if x is None else x[order_N if name.endswith("_N") else order_R]
+    columns["rollout_N"] = place_R[view.rollout_N][order_N]
+    return View(**{**vars(view), **columns})
+
+
+def _columns() -> list[str]:
+    return [f.name for f in dataclasses.fields(View) if f.name.endswith(("_N", "_R"))]

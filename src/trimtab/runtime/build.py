@@ -80,7 +80,19 @@ def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) 
     model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20)
     if Need.SEQ_NORMS in chain.needs:
         _ = model.registry  # an unknown module is refused by name here
-    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock)
+    reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
+    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, reference=reference)
+
+
+def _reference(config: RunConfig, policy: Policy) -> PackedModel:
+    """The frozen model of KL terms: ``learner.reference``, or the one the run started from."""
+    folder = model_folder(config.learner.reference or config.model)
+    check_folder(folder)
+    found = load_policy(folder, policy.model.dtype, config.learner.device).model
+    if found.config.vocab_size != policy.model.config.vocab_size:
+        remedy = f"it has {found.config.vocab_size} token ids and the policy {policy.model.config.vocab_size}; use one of the same vocabulary"
+        raise TrimtabError.field("learner.reference", config.learner.reference, remedy)
+    return PackedModel(found.requires_grad_(False))
 
 
 def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:

@@ -130,7 +130,7 @@ class Session:
                     publish()
                 except TrimtabError as error:
                     failed = error
-        refused = next((r.reason for r in results if not r.applied and not r.reason.startswith("no_signal")), "")
+        refused = next((r.reason for r in results if r.broken), "")
         if refused and self.config.learner.keep_refused:
             self._keep_refused(formed, refused)
         with self.clock.span("log"):

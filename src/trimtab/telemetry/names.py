@@ -87,6 +87,8 @@ _ALL = (
     Metric("time/forward", "s", SUM, "forward passes"),
     Metric("time/backward", "s", SUM, "backward passes"),
     Metric("time/norms", "s", SUM, "per-sequence gradient norms"),
+    Metric("time/critic", "s", SUM, "the critic's values and updates"),
+    Metric("time/reference", "s", SUM, "reference log-probs"),
     Metric("time/methods", "s", SUM, "weighing, credit and objective, and the columns they work on"),
     Metric("time/step", "s", SUM, "gradient methods and optimizer step"),
     Metric("time/publish", "s", SUM, "publishing the weights"),

@@ -57,7 +57,7 @@ class Chooser(Method):
 
 
 class Referee(Method):
-    name, needs = "referee", Need.REFERENCE | Need.SCORE
+    name, needs = "referee", Need.FORGETTING | Need.SCORE
 
     def shape(self, view: Any) -> Any:
         return view.reference_N
@@ -91,6 +91,6 @@ def test_depth_below_what_the_policy_needs(with_methods: Callable[..., None]) ->
 def test_a_method_that_needs_what_this_learner_does_not_compute(with_methods: Callable[..., None]) -> None:
     with_methods(Referee)
     with pytest.raises(
-        TrimtabError, match=r"methods = 'referee': it needs Need.REFERENCE, which this learner does not compute; leave it out"
+        TrimtabError, match=r"methods = 'referee': it needs Need.FORGETTING, which this learner does not compute; leave it out"
     ):
         config(methods=["vcpo", "referee"])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from support.rollouts import segment
 from support.updates import group
-from trimtab.learner.micro import Micro, plan_micros
+from trimtab.learner.micro import Micro, Share, plan_micros
 from trimtab.records import Group, Outcome, Rollout, StopReason
 
 
@@ -44,12 +44,12 @@ def test_every_plan_is_a_partition_that_keeps_its_promises(
     owner = {id(r): i for i, g in enumerate(groups) for r in g.rollouts}
     if not any(r.actions for r in flat):
         return
-    micros = plan_micros(groups, budget, silent=silent)
+    micros = plan_micros(Share(groups), budget, silent=silent)
 
-    placed = sorted(i for m in micros for i in m.index_R)
+    placed = sorted(i for m in micros for i in m.places)
     assert placed == list(range(len(flat)))
     for m in micros:
-        assert all(flat[i] is r for i, r in zip(m.index_R, m.rollouts, strict=True))
+        assert all(flat[i] is r for i, r in zip(m.places, m.rollouts, strict=True))
         assert [owner[id(r)] for r in m.rollouts] == m.group_R
         assert any(r.actions for r in m.rollouts)
         longest = max(len(r.segments[0].tokens) for r in m.rollouts)
@@ -73,10 +73,9 @@ def test_every_plan_is_a_partition_that_keeps_its_promises(
 
 
 def test_group_numbers_are_those_of_the_update() -> None:
-    micros = plan_micros(
-        groups_of([[(4, 1, True), (4, 1, True)], [(4, 1, True), (4, 0, True)], [(4, 0, True), (4, 1, True)]]), None, silent=True
-    )
-    assert [(m.live, m.group_R, m.index_R) for m in micros] == [(True, [1, 1, 2, 2], [2, 3, 4, 5]), (False, [0, 0], [0, 1])]
+    groups = groups_of([[(4, 1, True), (4, 1, True)], [(4, 1, True), (4, 0, True)], [(4, 0, True), (4, 1, True)]])
+    micros = plan_micros(Share(groups), None, silent=True)
+    assert [(m.live, m.group_R, m.places) for m in micros] == [(True, [1, 1, 2, 2], [2, 3, 4, 5]), (False, [0, 0], [0, 1])]
 
 
 @pytest.mark.parametrize(
@@ -91,6 +90,6 @@ def test_group_numbers_are_those_of_the_update() -> None:
 )
 def test_whole_groups_fill_a_micro_batch_and_only_a_larger_group_is_split(budget: int | None, sizes: list[list[int]]) -> None:
     shape = [[(4, 1.0, True), (4, 0.0, True)] for _ in range(3)]
-    micros = plan_micros(groups_of(shape), budget, silent=True)
-    assert [m.index_R for m in micros] == sizes
+    micros = plan_micros(Share(groups_of(shape)), budget, silent=True)
+    assert [m.places for m in micros] == sizes
     assert [m.whole for m in micros] == [budget is None or budget >= 8] * len(micros)

@@ -200,6 +200,9 @@ class TableModel:
     def parameters(self) -> list[nn.Parameter]:
         return [self.table]
 
+    def names(self) -> list[str]:
+        return ["table.weight"]
+
     def forward(self, packed: Any, *, norms: bool = False, vocab: bool = False) -> Pass:
         logp = torch.log_softmax(self.table, 0)
         entropy = -(logp.exp() * logp).sum().expand(len(packed.targets_H)) * (1 + packed.targets_H / 17)

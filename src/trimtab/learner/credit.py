@@ -1,0 +1,95 @@
+"""Credit over whole views: shaped rewards, the owner's advantage, and what the batch needs to know at its start.
+
+A column assigned here is kept by rollout in :class:`Columns`, so that every mini-batch, epoch and micro-batch finds its part:
+``proximal_N reference_N values_N boot_R`` (the batch's start) and ``advantage_N return_N`` (credit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trimtab.learner.columns import Columns
+from trimtab.learner.micro import Micro, Share, whole_view
+from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
+from trimtab.methods.protocol import Credit, Need, Point, Recorder, Totals, View, Weighing
+
+
+def once_a_batch(tools: Tools) -> bool:
+    """Does the credit owner assign it once a batch?"""
+    return tools.chain.owner(Point.CREDIT).cadence.get(Point.CREDIT) == "batch"
+
+
+def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: int, recorder: Recorder) -> Columns:
+    """The columns of a batch as the learner stands before its first update. Collective.
+
+    Where the batch has several updates, the policy is scored here once (``proximal_N``) if a method reads that or if credit is
+    assigned once a batch; with a single update the update's own forward serves. Values and reference log-probs come from their models.
+    """
+    columns = Columns()
+    at_once = tools.several and once_a_batch(tools)
+    score = tools.several and (tools.needs(Need.PROXIMAL) or at_once)
+    if not (score or tools.needs(Need.VALUES | Need.REFERENCE)):
+        return columns
+    with tools.together():
+        with tools.clock.span("pack"):
+            micros = tools.micros(shares, totals, columns, recorder, version=version, mini_step=0, silent=False)
+        for m in micros:
+            _start(tools, m, score=score, vocab=at_once and tools.needs(Need.VOCAB))
+    for m in micros:
+        for name in KEPT_COLUMNS:
+            x = getattr(m.view, name)
+            if x is not None:
+                columns.put(name, x, m.lengths if name.endswith("_N") else [1] * len(m.places), m.places)
+    if at_once:
+        view, places = whole_view(micros, tools.ranks)
+        assign(tools, view, places, columns)
+    return columns
+
+
+def _start(tools: Tools, m: Micro, *, score: bool, vocab: bool) -> None:
+    if score:
+        tools.observe(m, graph=False, vocab=vocab)
+        m.view.proximal_N = m.view.current_N
+    if tools.reference is not None:
+        with tools.clock.span("reference"):
+            m.view.reference_N = tools.reference.score(m.packed)
+    if tools.critic is not None:
+        with tools.clock.span("critic"):
+            m.view.values_N, m.view.boot_R = tools.critic.values(m.packed), tools.critic.boot(m.packed)
+    for name in KEPT_COLUMNS:
+        x = getattr(m.view, name)
+        if x is not None and not bool(torch.isfinite(x).all()):
+            raise Refused(f"non-finite {name.rpartition('_')[0]}")
+
+
+def shape(tools: Tools, view: View) -> None:
+    """Add what the methods of the shape point say to the rewards that credit reads."""
+    added_N = tools.chain.shape(view)
+    if added_N is not None:
+        view.reward_N = added_N if view.reward_N is None else view.reward_N + added_N
+        view.reward_R = view.reward_R + view.sum_R(added_N.double())
+
+
+def assign(tools: Tools, view: View, places: Sequence[int], columns: Columns) -> None:
+    """Assign credit over a whole view and keep it by rollout."""
+    with tools.clock.span("methods"):
+        shape(tools, view)
+        nothing = Weighing(view.score_R.new_zeros(view.score_R.shape[0]))
+        w = nothing if view.current_N is None else tools.chain.weigh(view)
+        credit = tools.chain.credit(view, w)
+    lengths = view.length_R.tolist()
+    columns.put("advantage_N", advantage_of(credit, view), lengths, places)
+    if credit.return_N is not None:
+        columns.put("return_N", credit.return_N, lengths, places)
+
+
+def advantage_of(credit: Credit, view: View) -> Tensor:
+    """Advantage of each token."""
+    if credit.advantage_N is not None:
+        return credit.advantage_N
+    if credit.advantage_R is None:
+        raise RuntimeError("the credit owner returned no advantage")
+    return view.token(credit.advantage_R)
