@@ -1,4 +1,4 @@
-"""Importance ratios in log space: per token, per sequence, and their geometric mean."""
+"""Importance ratios in log space: per token, per sequence, and their geometric mean; the proximal policy without a forward."""
 
 import torch
 from torch import Tensor
@@ -37,6 +37,12 @@ def sequence_mean(x_N: Tensor, rollout_N: Tensor, rollouts: int) -> Tensor:
     """
     length_R = torch.bincount(rollout_N, minlength=rollouts).clamp(min=1)
     return sequence_sum(x_N, rollout_N, rollouts) / length_R
+
+
+def sequence_max(x_N: Tensor, rollout_N: Tensor, rollouts: int) -> Tensor:
+    """Largest ``x_N`` of each rollout, in float64; 0 for a rollout without tokens. A NaN is the largest."""
+    top_R = torch.zeros(rollouts, dtype=torch.float64, device=x_N.device)
+    return top_R.scatter_reduce(0, rollout_N, x_N.double(), "amax", include_self=False)
 
 
 def exp_clamped(s: Tensor, bound: float = EXP_BOUND) -> Tensor:

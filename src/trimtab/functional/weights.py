@@ -7,6 +7,7 @@ number only after it is bounded. NaN is never dropped: it reaches the loss, and 
 import math
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from trimtab.functional.ratios import masked
@@ -37,13 +38,34 @@ def keep_within(log_ratio: Tensor, low: float, high: float, *, strict: bool = Fa
     return ~((log_ratio < floor) | (log_ratio > roof))
 
 
-def mask(log_ratio: Tensor, low: float, high: float) -> Masked:
-    """w where low <= w <= high, else 0: masked importance sampling (per token: IcePop; per sequence: sequence MIS).
+def mask(log_ratio: Tensor, low: float, high: float, *, strict: bool = False) -> Masked:
+    """w where low <= w <= high (``strict``: low < w < high), else 0: masked importance sampling (per token: IcePop; per sequence: MIS).
 
     A dropped entry has log-weight 0 and ``keep`` False, so that exp of it is finite; a mask never changes a denominator.
     """
-    keep = keep_within(log_ratio, low, high)
+    keep = keep_within(log_ratio, low, high, strict=strict)
     return Masked(masked(log_ratio, keep), keep)
+
+
+def nan_of(statistic: Tensor) -> Tensor:
+    """0, and NaN where ``statistic`` is: the log-weight of a rule that only masks, so that a NaN which it looked at reaches the loss."""
+    return torch.where(statistic.isnan(), statistic, torch.zeros_like(statistic))
+
+
+def second_moment_limit(d2_N: Tensor, budget: float) -> float:
+    """The largest d^2 that stays when the largest are dropped until the mean of the rest is below ``budget`` (M2PO, arXiv 2510.01161).
+
+    Tokens of equal d^2 stay or go together, so the order of tokens does not matter; where none is below the budget, the smallest
+    stay. NaN is left out of the mean: no rule may drop it. Infinite where there is no token.
+    """
+    d2_N = d2_N.double()
+    values = d2_N[~d2_N.isnan()].sort().values
+    mean = values.cumsum(0) / torch.arange(1, values.numel() + 1, dtype=torch.float64, device=values.device)
+    within = int((mean < budget).sum())  # the mean of the smallest n rises with n
+    if within == values.numel():
+        return math.inf
+    below = values[values < values[within]]
+    return float(below[-1] if below.numel() else values[0])
 
 
 def token_weight(log_scale_R: Tensor, rollout_N: Tensor, weight_N: Tensor | None = None, keep_N: Tensor | None = None) -> Tensor:

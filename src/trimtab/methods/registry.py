@@ -22,11 +22,27 @@ BUILTIN = {
     "tok_tis": "trimtab.methods.tok_tis:TokenTIS",
     "seq_mis": "trimtab.methods.seq_mis:SequenceMIS",
     "tok_mis": "trimtab.methods.tok_mis:TokenMIS",
+    "geo_tis": "trimtab.methods.geo_tis:GeometricTIS",
+    "geo_mis": "trimtab.methods.geo_mis:GeometricMIS",
+    "icepop": "trimtab.methods.icepop:IcePop",
+    "dis": "trimtab.methods.dis:DIS",
+    "token_veto": "trimtab.methods.token_veto:TokenVeto",
+    "k3_reject": "trimtab.methods.k3_reject:K3Reject",
+    "decoupled": "trimtab.methods.decoupled:Decoupled",
+    "m2po_mask": "trimtab.methods.m2po_mask:M2POMask",
+    "batch_norm_weights": "trimtab.methods.batch_norm_weights:BatchNormWeights",
+    "dynamic_sampling": "trimtab.methods.dynamic_sampling:DynamicSampling",
+    "overlong": "trimtab.methods.overlong:Overlong",
+    "min_ess": "trimtab.methods.min_ess:MinESS",
     "grpo": "trimtab.methods.grpo:GRPO",
     "rloo": "trimtab.methods.rloo:RLOO",
     "reinforce": "trimtab.methods.reinforce:Reinforce",
     "b0": "trimtab.methods.b0:NoBaseline",
     "opob": "trimtab.methods.vcpo:OPOB",
+    "gae": "trimtab.methods.gae:GAE",
+    "vtrace": "trimtab.methods.vtrace:VTrace",
+    "copc_mask": "trimtab.methods.copc:CopcMask",
+    "copc_credit": "trimtab.methods.copc:CopcCredit",
     "linear": "trimtab.methods.linear:Linear",
     "ppo_clip": "trimtab.methods.ppo_clip:PPOClip",
     "norm_clip": "trimtab.methods.norm_clip:NormClip",
@@ -38,6 +54,9 @@ BUILTIN = {
 # A bundle is a name for a list. Its members give way to what the user writes beside it.
 BUNDLES: dict[str, tuple[dict[str, Json], ...]] = {
     "vcpo": ({"name": "seq_tis", "c": 8.0}, {"name": "opob"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}, {"name": "ess"}),
+    "async_ppo": ({"name": "gae"}, {"name": "ppo_clip"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "copc": ({"name": "copc_mask"}, {"name": "copc_credit"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "impala": ({"name": "vtrace"}, {"name": "tok_tis", "c": 1.0}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
 }
 
 

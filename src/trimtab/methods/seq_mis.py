@@ -11,7 +11,7 @@ from trimtab.methods.protocol import Method, MethodOptions, Ratio, View, Weighin
 
 
 class BandOptions(MethodOptions):
-    high: float = Field(8.0, gt=0, description="largest ratio kept")
+    high: float = Field(8.0, gt=0, description="largest ratio kept: the c of masked importance sampling; 8 or 2 in VCPO, 2 in veRL")
     low: float = Field(0.0, ge=0, description="smallest ratio kept; 0: no lower bound")
 
     @model_validator(mode="after")
@@ -25,7 +25,7 @@ class SequenceMIS(Method):
     """w = prod_t pi/mu where low <= w <= high, else the whole rollout is masked (it still counts in the denominator)."""
 
     name = "seq_mis"
-    source = "veRL rollout correction `seq_sum_k1`; without a lower bound as in VCPO's comparison"
+    source = "VCPO's comparison (arXiv 2602.17616), high = 8 and 2, no lower bound; veRL rollout correction `seq_sum_k1`, .5 to 2"
     summary = "sequence-level masked importance sampling"
     formula = "w_i = exp(s_i) if low <= exp(s_i) <= high else 0"
     cost = "one sum a rollout"

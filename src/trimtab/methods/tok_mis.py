@@ -13,7 +13,7 @@ class TokenMIS(Method):
     """w_t = pi/mu where low <= w_t <= high, else the token is masked (it still counts in the denominator)."""
 
     name = "tok_mis"
-    source = "IcePop (with low = 0.5, high = 5); veRL rollout correction `token_icepop`"
+    source = "VCPO's comparison (arXiv 2602.17616), high = 8 and 2, no lower bound; on both sides it is `icepop`"
     summary = "token-level masked importance sampling"
     formula = "w_it = pi/mu if low <= pi/mu <= high else 0"
     cost = "one exp a token"
@@ -28,5 +28,5 @@ class TokenMIS(Method):
 
     def weigh(self, view: View) -> Weighing:
         log_weight_N, keep_N = F.weights.mask(view.log_ratio_N, self.options.low, self.options.high)
-        view.metric("tok_mis/masked", float((~keep_N).sum()), keep_N.shape[0])
+        view.metric(f"{self.name}/masked", float((~keep_N).sum()), keep_N.shape[0])
         return Weighing(view.log_ratio_R.new_zeros(view.score_R.shape[0]), weight_N=log_weight_N.exp(), keep_N=keep_N)

@@ -13,7 +13,7 @@ class TokenTIS(Method):
     """w_t = min(pi_current/pi_behavior of token t, c), detached. Biased: the past of the token is not corrected."""
 
     name = "tok_tis"
-    source = "veRL rollout correction `token`; c typically 2 to 8"
+    source = "veRL rollout correction `token`, c = 2 (1.5 to 5); 8 and 2 in VCPO's comparison (arXiv 2602.17616)"
     summary = "token-level truncated importance sampling"
     formula = "w_it = min(pi/mu, c)"
     cost = "one exp a token"

@@ -1,0 +1,45 @@
+"""Where the proximal policy's log-probs come from: what methods share that weigh against it or anchor a clip on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from trimtab import functional as F
+from trimtab.methods.protocol import MethodOptions, Need, View
+from trimtab.records import TrimtabError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trimtab.methods.chain import Chain
+
+Approximation = Literal["recompute", "a3po"]
+
+
+class ProximalOptions(MethodOptions):
+    approximation: Approximation = Field(
+        "recompute", description="recompute: a scoring forward at the start of the batch; a3po: interpolated, no forward"
+    )
+
+
+def need(approximation: Approximation) -> Need:
+    """What the learner must compute."""
+    return Need.PROXIMAL if approximation == "recompute" else Need.NOTHING
+
+
+def proximal(view: View, approximation: Approximation) -> Tensor:
+    """log pi of the proximal policy per token, detached: recomputed, or A-3PO's interpolation between behavior and current policy."""
+    if approximation == "recompute":
+        return view.proximal.detach()
+    return F.ratios.interpolated(view.current, view.behavior_N, view.age_N)
+
+
+def check_agreement(chain: Chain) -> None:
+    """Refuse a chain whose weight and anchor mean two different proximal policies."""
+    chosen = {m.name: m.options.approximation for m in chain.methods if isinstance(m.options, ProximalOptions)}
+    if len(set(chosen.values())) > 1:
+        raise TrimtabError.field(
+            "methods", [f"{name}.approximation = {a}" for name, a in chosen.items()], "the proximal policy is one; give all the same"
+        )
