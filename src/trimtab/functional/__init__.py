@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimtab.functional import (
         advantages,
+        buckets,
         clipping,
         distribution,
         divergence,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "advantages",
+    "buckets",
     "clipping",
     "distribution",
     "divergence",

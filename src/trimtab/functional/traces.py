@@ -135,7 +135,7 @@ def copc(
         A_t = delta_t + gamma lam G_{t+1}  (``exclude``)   or G_t  (``include``)
         R_t = V_t + G_t                                    with ``lam_critic``
 
-    low = high = 1 without ``c_bar`` is :func:`gae` to the bit. ``full_N`` is A_t with G_t = rho_t (delta_t + gamma lam G_{t+1}).
+    low = high = 1 without ``c_bar`` is :func:`gae` to the bit. ``full_N`` is A_t of G_t = rho_t (delta_t + gamma lam G_{t+1}).
     """
     o = order(length_R)
     delta_N = _residual(reward_N, value_N, boot_R, gamma, o)
@@ -145,9 +145,8 @@ def copc(
     coefficient_KN = decay_KN if c_bar is None else decay_KN * rho_N.clamp(max=c_bar)
     x_KN = torch.stack([kappa_N * delta_N, kappa_N * delta_N, rho_N * delta_N])
     G_KN = scan(x_KN, torch.cat([coefficient_KN, (decay_KN[0] * rho_N)[None]]), o)
-    ahead_KN = delta_N + decay_KN[0] * _next(G_KN, o.last_N, G_KN.new_zeros(()))
-    advantage_N = G_KN[0] if own == "include" else ahead_KN[0]
-    return Corrected(advantage_N, value_N.double() + G_KN[1], kappa_N, ahead_KN[2])
+    advantage_KN = G_KN if own == "include" else delta_N + decay_KN[0] * _next(G_KN, o.last_N, G_KN.new_zeros(()))
+    return Corrected(advantage_KN[0], value_N.double() + G_KN[1], kappa_N, advantage_KN[2])
 
 
 def vtrace(
@@ -203,3 +202,9 @@ def value_loss(value_N: Tensor, return_N: Tensor, old_N: Tensor, clip: float | N
         near_N = old_N + (value_N - old_N).clamp(-clip, clip)
         error2_N = torch.maximum(error2_N, (near_N - return_N.detach()).square())
     return 0.5 * error2_N
+
+
+def explained_variance(n: float, r: float, r2: float, e: float, e2: float) -> float | None:
+    """1 - Var[e] / Var[R] from sums over ``n`` tokens of R, R^2, e = R - V and e^2; None where R is constant."""
+    spread = r2 / n - (r / n) ** 2
+    return 1.0 - (e2 / n - (e / n) ** 2) / spread if spread > WHITEN_FLOOR else None

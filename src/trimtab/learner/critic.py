@@ -152,7 +152,14 @@ class Critic:
             for g in gradients:
                 g.mul_(factor)
             self.optimizer.step(1.0)
-        return Fitted(applied=not reason, reason=reason, loss=seen[0], explained_variance=_explained(seen, tokens), grad_norm=norm, lr=lr)
+        return Fitted(
+            applied=not reason,
+            reason=reason,
+            loss=seen[0],
+            explained_variance=F.traces.explained_variance(tokens, *seen[1:]),
+            grad_norm=norm,
+            lr=lr,
+        )
 
     # ------------------------------------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, object]:
@@ -177,9 +184,3 @@ def _sums(loss: Tensor, value_N: Tensor, return_N: Tensor) -> Tensor:
     """[loss, sum R, sum R^2, sum (R - V), sum (R - V)^2], float64: what adds up over micro-batches and ranks."""
     r, e = return_N.double(), return_N.double() - value_N.detach().double()
     return torch.stack([loss.detach().double(), r.sum(), r.square().sum(), e.sum(), e.square().sum()])
-
-
-def _explained(seen: Sequence[float], tokens: int) -> float | None:
-    _, r, r2, e, e2 = seen
-    spread = r2 / tokens - (r / tokens) ** 2
-    return 1.0 - (e2 / tokens - (e / tokens) ** 2) / spread if spread > 1e-12 else None
