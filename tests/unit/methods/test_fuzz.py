@@ -1,0 +1,261 @@
+"""Every registered method against hostile input at the points where it acts, and through whole updates of the real learner.
+
+What is asked of all of them: a finite loss and finite gradients, or a refused step with a reason. A method that is registered and
+not listed here fails; what to feed it is derived from its points, its needs and its switches.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from torch import Tensor
+
+from support import fuzz, hostile
+from support.updates import make_learner, tiny_model
+from support.views import result
+from trimtab.methods.chain import Chain
+from trimtab.methods.protocol import GroupStats, Keep, Notes, Point, PoolView, Refuse, Reject, Selection, Skip, StepView, View
+from trimtab.methods.registry import BUNDLES, build, method_class, names
+from trimtab.records import Batch
+
+# Every name, with values of switches that have no list of choices. Choices are tried by themselves.
+CASES: dict[str, list[fuzz.Options]] = {
+    "none": [],
+    "seq_tis": [{"c": 2.0}],
+    "tok_tis": [{"c": 2.0}],
+    "seq_mis": [{"low": 0.5, "high": 2.0}],
+    "tok_mis": [{"low": 0.5, "high": 5.0}],
+    "grpo": [],
+    "rloo": [],
+    "reinforce": [{"baseline": 0.5}],
+    "b0": [],
+    "opob": [],
+    "linear": [],
+    "ppo_clip": [{"dual": 3.0}, {"low": 0.99, "high": 100.0}],
+    "norm_clip": [{"max_norm": 1e-6}],
+    "median_clip": [],
+    "zclip": [],
+    "update_cap": [],
+    "ess": [{"floor": 0.1, "nan": "floor"}, {"reference": 0.5}],
+}
+LEARNER_SIDE = (Point.SHAPE, Point.WEIGH, Point.CREDIT, Point.OBJECTIVE)
+fast = settings(max_examples=15, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def cases(*points: Point) -> list[tuple[str, fuzz.Options]]:
+    """Each listed method that acts at one of the points, with each of its switches."""
+    listed = [n for n in CASES if n in names() and set(method_class(n).points()) & set(points)]
+    return [(n, options) for n in listed for options in [*fuzz.switches(n), *CASES[n]]]
+
+
+def named(case: object) -> str | None:
+    return case if isinstance(case, str) else ",".join(f"{k}={v}" for k, v in case.items()) if isinstance(case, dict) else None
+
+
+def chain_of(name: str, options: fuzz.Options) -> Chain:
+    """A chain around the method; what no chain accepts with these options is refused at load, which is an outcome too."""
+    chain = fuzz.chain_of(name, options)
+    if chain is None and options:
+        chain = fuzz.chain_of(name, {})
+    assert chain is not None, f"no chain accepts {name}"
+    return chain
+
+
+def test_every_registered_method_is_fuzzed() -> None:
+    assert set(names()) <= set(CASES), "list new methods in CASES"
+
+
+# ------------------------------------------------------------------------------------------------------------------- learner side
+
+
+@pytest.mark.parametrize(("name", "options"), cases(*LEARNER_SIDE), ids=named)
+def test_finite_input_gives_finite_loss_and_gradients(name: str, options: fuzz.Options) -> None:
+    @fast
+    @given(view=fuzz.views())
+    def check(view: View) -> None:
+        chain = chain_of(name, options)
+        assert fuzz.play(chain, view).finite
+        assert isinstance(view.recorder, Notes)
+        assert list(fuzz.not_a_number(view.recorder)) == []
+
+    check()
+
+
+@pytest.mark.parametrize(("name", "options"), cases(Point.WEIGH, Point.OBJECTIVE), ids=named)
+def test_a_broken_log_prob_reaches_the_loss(name: str, options: fuzz.Options) -> None:
+    """NaN of an action token is never masked away or divided out: it is in the loss, and the step is refused. Infinity raises nothing."""
+
+    @fast
+    @given(view=fuzz.views())
+    def check(view: View) -> None:
+        chain = chain_of(name, options)
+        token = int(view.scale_N.argmax())
+        view.current_N = view.current.index_fill(0, torch.tensor([token]), math.nan)
+        assert not fuzz.play(chain, view).finite
+        view.current_N = view.current.index_fill(0, torch.tensor([token]), -math.inf)
+        fuzz.play(chain, view)
+
+    check()
+
+
+# ----------------------------------------------------------------------------------------------------------------------- pool side
+
+
+@pytest.mark.parametrize(("name", "options"), cases(Point.ACCEPT), ids=named)
+def test_a_group_on_arrival_stays_or_is_rejected_with_a_reason(name: str, options: fuzz.Options) -> None:
+    @fast
+    @given(group=fuzz.arrivals())
+    def check(group: GroupStats) -> None:
+        verdict = build(name, options).accept(group)  # type: ignore[attr-defined]
+        assert verdict is None or (isinstance(verdict, Reject) and verdict.reason)
+
+    check()
+
+
+@pytest.mark.parametrize(("name", "options"), cases(Point.SELECT), ids=named)
+def test_a_selection_is_of_waiting_groups_and_of_the_size_wanted(name: str, options: fuzz.Options) -> None:
+    method = build(name, options)
+
+    @fast
+    @given(pool=fuzz.pools())
+    def check(pool: tuple[PoolView, int]) -> None:
+        view, want = pool
+        selection = method.select(view, want)  # type: ignore[attr-defined]
+        if selection is None:
+            assert len(view.ids) < want, "enough groups wait, and the learner would"
+            return
+        assert isinstance(selection, Selection)
+        mentioned = [*selection.take, *selection.reject, *selection.requeue]
+        assert len(mentioned) == len(set(mentioned))
+        assert set(mentioned) <= set(view.ids.tolist())
+        assert len(selection.take) == want
+        method.formed(selection)
+        assert fuzz.same_state(fuzz.reloaded(method).state_dict(), method.state_dict())
+
+    check()
+
+
+# ------------------------------------------------------------------------------------------------------------------------ gradient
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("name", "options"), cases(Point.GRADIENT), ids=named)
+def test_a_gradient_stays_finite_and_a_broken_one_stays_visible(name: str, options: fuzz.Options, seed: int) -> None:
+    rng, order = np.random.default_rng(seed), random.Random(seed)
+    method = build(name, options)
+    for number in range(40):
+        kind = order.choice(fuzz.GRADIENTS) if number % 4 else fuzz.ORDINARY
+        notes = Notes()
+        g = fuzz.gradient(kind, number, rng, notes)
+        sound = math.isfinite(g.raw_norm)
+        try:
+            verdict = method.gradient(g)  # type: ignore[attr-defined]
+        except ValueError as error:  # the learner refuses a broken gradient before any method sees it
+            assert not sound
+            verdict = Skip(str(error))
+        if isinstance(verdict, Skip):
+            assert verdict.reason
+        else:
+            assert isinstance(verdict, Keep)
+            values = torch.cat([part.flatten() for part in g.parts])
+            assert math.isfinite(g.norm()) is sound, f"{kind}: norm {g.norm()}"
+            assert bool(torch.isfinite(values).all()) is sound, f"{kind}: {values}"
+        assert list(fuzz.not_a_number(notes)) == [] or not sound
+        method.after(result(applied=sound and isinstance(verdict, Keep) and number % 5 != 3))
+        fresh = fuzz.reloaded(method)
+        assert fuzz.same_state(fresh.state_dict(), method.state_dict())
+        method = fresh if number % 7 == 0 else method
+    assert all(math.isfinite(x) for x in _floats(method.state_dict())), "a broken gradient is remembered"
+
+
+def _floats(state: object) -> list[float]:
+    if isinstance(state, Tensor):
+        return state.double().flatten().tolist()
+    if isinstance(state, dict):
+        return [x for value in state.values() for x in _floats(value)]
+    if isinstance(state, list | tuple):
+        return [x for value in state for x in _floats(value)]
+    return [float(state)] if isinstance(state, int | float) else []
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- step
+
+
+@pytest.mark.parametrize(("name", "options"), cases(Point.STEP), ids=named)
+def test_a_step_is_scaled_within_bounds_or_refused_with_a_reason(name: str, options: fuzz.Options) -> None:
+    @fast
+    @given(s=fuzz.steps())
+    def check(s: StepView) -> None:
+        chain = chain_of(name, options)
+        verdict = chain.step(s)
+        if isinstance(verdict, Refuse):
+            assert verdict.reason
+        else:
+            assert 0 < verdict <= 1
+        chain.after(result(applied=not isinstance(verdict, Refuse)))
+        for method in chain.methods:
+            assert fuzz.same_state(fuzz.reloaded(method).state_dict(), method.state_dict())
+
+    check()
+
+
+# --------------------------------------------------------------------------------------------------------------------- the learner
+
+
+@functools.cache
+def batches() -> dict[str, Batch]:
+    return hostile.hostile_batches()
+
+
+@functools.cache
+def _model() -> torch.nn.Module:
+    return tiny_model(torch.float32)
+
+
+@functools.cache
+def _broken() -> torch.nn.Module:
+    return hostile.broken_model()
+
+
+def _parameters(model: torch.nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@pytest.mark.parametrize("layout", [{}, {"updates_per_batch": 2, "micro_tokens": 40}], ids=["whole", "split"])
+@pytest.mark.parametrize("name", [*(n for n in CASES if n in names()), *BUNDLES])
+def test_updates_of_the_learner_step_to_finite_weights_or_are_refused_with_a_reason(name: str, layout: dict[str, int]) -> None:
+    if name in BUNDLES:
+        methods, where = [{"name": name}], {}
+    else:
+        found = fuzz.entries(name, {})
+        assert found is not None
+        methods, where = found
+    learner, _ = make_learner(_model(), methods, where=where, optimizer={"lr": 1e-4}, **layout)
+    before = _parameters(learner.model.model)
+    outcomes = {}
+    for kind, batch in batches().items():
+        updates = learner.train(batch)
+        now = _parameters(learner.model.model)
+        assert bool(torch.isfinite(now).all()), kind
+        assert all(u.applied is not bool(u.reason) for u in updates), kind
+        assert any(u.applied for u in updates) or torch.equal(now, before), f"{kind}: refused, and yet the weights moved"
+        before = now
+        outcomes[kind] = updates[0].reason
+    assert outcomes["ordinary"] == outcomes["another"] == outcomes["nan off the actions"] == "", outcomes
+    assert outcomes["no token at all"] == "no valid action token"
+
+
+@pytest.mark.parametrize("name", [n for n in CASES if n in names()])
+def test_a_model_that_gives_nan_is_refused(name: str) -> None:
+    found = fuzz.entries(name, {})
+    assert found is not None
+    learner, _ = make_learner(_broken(), found[0], where=found[1])
+    for update in learner.train(batches()["ordinary"]):
+        assert not update.applied
+        assert "non-finite" in update.reason
