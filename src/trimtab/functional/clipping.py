@@ -101,7 +101,8 @@ def binary_kl(p_logp_N: Tensor, q_logp_N: Tensor) -> Tensor:
     p, q = p_logp_N.detach().double(), q_logp_N.detach().double()
     mass, rest_p, rest_q = p.exp(), -torch.expm1(p.clamp(max=0.0)), -torch.expm1(q.clamp(max=0.0))
     same = torch.where(mass == 0, torch.zeros_like(p), mass * (p - q))
-    return same + torch.special.xlogy(rest_p, rest_p) - torch.special.xlogy(rest_p, rest_q)
+    rest: Tensor = torch.special.xlogy(rest_p, rest_p) - torch.special.xlogy(rest_p, rest_q)
+    return same + rest
 
 
 def within_tv(current_N: Tensor, old_N: Tensor, advantage_N: Tensor, low: float, high: float) -> Tensor:
