@@ -11,6 +11,7 @@ import torch
 from trimtab import functional as F
 from trimtab.learner.micro import Seen
 from trimtab.learner.update import UpdateResult
+from trimtab.learner.views import rewards
 from trimtab.records import Batch, Outcome, StopReason
 from trimtab.telemetry.metrics import Metrics
 
@@ -53,7 +54,7 @@ def _rollouts(batch: Batch, metrics: Metrics) -> None:
     n = len(rollouts)
     for outcome in Outcome:
         metrics.metric(f"outcome/{outcome.value}", sum(r.outcome is outcome for r in rollouts), n)
-    metrics.metric("groups/mixed", sum(bool(np.ptp(g.scores) > 0) for g in batch.groups), len(batch.groups))
+    metrics.metric("groups/mixed", sum(bool(np.ptp(rewards(g.rollouts)) > 0) for g in batch.groups), len(batch.groups))
     metrics.put("tokens/trained", sum(r.actions for r in rollouts))
     metrics.put("rollouts/spanning", sum(r.oldest < r.newest for r in rollouts))
 

@@ -32,12 +32,13 @@ def segment(prompt: I32, completion: Completion, sampling: Sampling, turn: int =
     )
 
 
-def rollout(member: int, part: Segment, completion: Completion, verdict: Verdict, verified: float) -> Rollout:
-    """One member of a group."""
+def rollout(member: int, part: Segment, completion: Completion, verdict: Verdict, verified: float, reward: float | None = None) -> Rollout:
+    """One member of a group. ``reward``: what it is rewarded with where that is not the score."""
     return Rollout(
         member=member,
         segments=(part,),
         score=verdict.score,
+        reward=reward,
         outcome=verdict.outcome,
         stop=completion.stop,
         timing=Timing(started=completion.started, finished=completion.finished, verified=verified),

@@ -21,6 +21,8 @@ from trimtab.records import I32, Group, Outcome, Rollout, Segment, Slot, Stopped
 from trimtab.rollout import assemble
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
+from trimtab.rollout.steps import rewarded
+from trimtab.tasks.options import ShapingOptions
 from trimtab.tasks.protocol import Prompt, Task, Verdict
 from trimtab.tasks.verifier import Verifier
 
@@ -80,11 +82,13 @@ class Collector:
         *,
         tag: int = keyed.ROLLOUT,
         max_groups: int | None = None,
+        shaping: ShapingOptions | None = None,
     ) -> None:
         self.engine = engine
         self._task, self._verifier, self._renderer = task, verifier, renderer
         self._options, self._seed, self._tag = options, seed, tag
         self._sampling = options.sampling
+        self._shaping = shaping or ShapingOptions()
         self._max_groups = options.held_batches * options.prompts_per_batch if max_groups is None else max_groups
         self._work: dict[int, _Work] = {}  # by request id, until the member's verdict
         self._groups: dict[Slot, _Work] = {}
@@ -184,7 +188,8 @@ class Collector:
     def _judged(self, request: int, verdict: Verdict) -> None:
         work = self._work.pop(request)
         part, completion = work.parts.pop(request)
-        work.rollouts.append(assemble.rollout(work.ids.index(request), part, completion, verdict, time.time()))
+        (part,), reward = rewarded([part], verdict, self._shaping, self._renderer.completing)
+        work.rollouts.append(assemble.rollout(work.ids.index(request), part, completion, verdict, time.time(), reward))
         work.scoring_s.append(verdict.seconds)
         if verdict.outcome is Outcome.ERROR:
             work.errors.append(verdict.detail)

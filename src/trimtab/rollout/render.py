@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
 from trimtab.records import I32, TrimtabError
+from trimtab.rollout.steps import completing_tokens
 from trimtab.tasks.protocol import Prompt
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ class Renderer:
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, max_new_tokens: int, stop_ids: tuple[int, ...]) -> None:
         self.stop_ids = stop_ids
         self._tokenizer = tokenizer
+        self._pieces: dict[int, str] = {}  # texts of single tokens
         self._context, self._max_new_tokens = context, max_new_tokens
 
     def ids(self, prompt: Prompt) -> I32:
@@ -40,9 +43,26 @@ class Renderer:
 
     def text(self, response: I32) -> str:
         """The response without the id that ended it and without special tokens."""
+        return self._decode(self._said(response).tolist())
+
+    def completing(self, response: I32, ends: Sequence[int | None]) -> list[int]:
+        """For each of ``ends``, the index in ``response`` of the token that completes so many characters of its text; None: the last."""
+        ids = self._said(response).tolist()
+        characters = [end for end in ends if end is not None]
+        found = iter(completing_tokens(ids, self.text(response), characters, self._piece, self._decode))
+        return [len(response) - 1 if end is None else next(found) for end in ends]
+
+    def _said(self, response: I32) -> I32:
         ended = len(response) > 0 and int(response[-1]) in self.stop_ids
-        ids = response[:-1] if ended else response
-        return str(self._tokenizer.decode(ids.tolist(), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return response[:-1] if ended else response
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    def _piece(self, token: int) -> str:
+        if token not in self._pieces:
+            self._pieces[token] = self._decode([token])
+        return self._pieces[token]
 
     def _text(self, prompt: Prompt) -> list[int]:
         tokenizer = self._tokenizer

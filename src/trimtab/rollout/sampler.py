@@ -60,7 +60,8 @@ class Sampler:
         except BaseException:
             verifying.close()
             raise
-        return cls(loaded, built, rows, verifying, renderer, Collector(built, rows, verifying, renderer, rollout, seed), rollout)
+        collector = Collector(built, rows, verifying, renderer, rollout, seed, shaping=task.shaping)
+        return cls(loaded, built, rows, verifying, renderer, collector, rollout)
 
     def evaluate(self, rows: int, seed: int) -> EvalResult:
         """Held-out accuracy of the weights now served, on the first ``rows`` prompts or all there are; nothing may be outstanding."""

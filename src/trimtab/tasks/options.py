@@ -16,8 +16,18 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class ShapingOptions(Options):
+    """What credit is assigned by: offset + scale * the score, or * the rewards of single steps. The score itself stays as it is."""
+
+    kind: Literal["final", "local"] = Field(
+        "final", description="the score at the end, or each running total that is right given the one before it, where it stands"
+    )
+    scale: float = Field(1.0, gt=0.0, allow_inf_nan=False)
+    offset: float = Field(0.0, allow_inf_nan=False, description="of the whole response, earned at its end")
+
+
 class PromptOptions(Options):
-    """How a row becomes a prompt, and which part of the response is its answer."""
+    """How a row becomes a prompt, which part of the response is its answer, and how the score becomes a reward."""
 
     template: str = Field(description="prompt text; {field} is filled from the row")
     compact: bool = Field(False, description="strip all white space from what is filled in")
@@ -25,6 +35,7 @@ class PromptOptions(Options):
     system: str | None = Field(None, description="system message before it (chat only)")
     answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
     threshold: float = Field(1.0, description="a score of at least this is correct")
+    shaping: ShapingOptions = ShapingOptions()
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
@@ -44,6 +55,15 @@ class ReasoningGymOptions(PromptOptions):
     partial: bool = Field(False, description="keep the family's partial credit; otherwise below the threshold is 0")
     size: int = Field(10_000, ge=1, le=2**26, description="training rows")
     eval_size: int = Field(512, ge=1, le=2**20)
+
+    @model_validator(mode="after")
+    def _totals(self) -> Self:
+        if self.shaping.kind == "local" and (self.name != "chain_sum" or self.answer_after is None):
+            raise ValueError(
+                'task.shaping.kind = "local" reads running totals: it needs task.name = "chain_sum" and task.answer_after, '
+                "the text between two totals"
+            )
+        return self
 
 
 class Columns(Options):
@@ -66,6 +86,13 @@ class JsonlOptions(PromptOptions):
     eval_rows: int | None = Field(None, ge=1, description="number of rows held out")
     eval_fraction: float = Field(0.1, gt=0.0, lt=1.0, description="fraction held out where eval_rows is not set, at most 512 rows")
     reward: str = Field("exact", description='"exact" or "module:function", called with (prompt, response, answer, data)')
+
+    @field_validator("shaping")
+    @classmethod
+    def _no_totals(cls, value: ShapingOptions) -> ShapingOptions:
+        if value.kind == "local":
+            raise ValueError('kind = "local" is for chain_sum of reasoning_gym; a reward function returns a Verdict with steps')
+        return value
 
     @field_validator("reward")
     @classmethod

@@ -21,14 +21,32 @@ class Prompt:
     messages: tuple[Mapping[str, str], ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A part of the reward and the place where it is earned: once the first ``end`` characters of the response are there.
+
+    None is the end of the turn. ``turn`` counts the policy's turns from 0; ``end`` counts within the text of that turn.
+    """
+
+    reward: float
+    end: int | None = None
+    turn: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a scorer found about one response."""
+    """What a scorer found about one response.
+
+    ``score`` is the verifiable score that filters and evaluations use. ``reward`` is what credit is assigned by where that is
+    something else; ``steps`` is the same taken apart by place (none: a reward of 0). A verdict has one of the two, or neither.
+    """
 
     score: float
     outcome: Outcome
     detail: str = ""
     seconds: float = 0.0
+    reward: float | None = None
+    steps: tuple[Step, ...] | None = None
 
 
 class Task(Protocol):

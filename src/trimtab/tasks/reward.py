@@ -11,7 +11,7 @@ from trimtab.records import Json, Outcome, TrimtabError
 from trimtab.tasks.protocol import Prompt, Scorer, Verdict
 from trimtab.tasks.template import answer_part
 
-Reward = bool | float | tuple[float, str]
+Reward = bool | float | tuple[float, str] | Verdict
 RewardFunction = Callable[[str, str, str, dict[str, Json]], Reward]  # prompt, response, answer, data
 
 _OUTCOMES = frozenset(outcome.value for outcome in Outcome)
@@ -19,10 +19,11 @@ _OUTCOMES = frozenset(outcome.value for outcome in Outcome)
 
 @dataclass(frozen=True, slots=True)
 class FunctionScorer:
-    """Specification of a reward ``function(prompt, response, answer, data) -> float | bool | (float, str)``.
+    """Specification of a reward ``function(prompt, response, answer, data) -> float | bool | (float, str) | Verdict``.
 
     A score of at least ``threshold`` is correct. The string of a pair sets the outcome where it is an outcome's name
-    ("unparseable"); any other is kept as detail. With messages, ``prompt`` is the content of the last user message.
+    ("unparseable"); any other is kept as detail. A ``Verdict`` is taken as it is: it may carry a reward that is not the score,
+    or the rewards of single steps. With messages, ``prompt`` is the content of the last user message.
     """
 
     function: str
@@ -64,6 +65,8 @@ class _Function:
 
     def score(self, prompt: Prompt, response: str) -> Verdict:
         reward = self._function(prompt.text, response, prompt.answer, dict(prompt.data))
+        if isinstance(reward, Verdict):
+            return reward
         value, detail = reward if isinstance(reward, tuple) else (reward, "")
         try:
             score = float(value)

@@ -32,12 +32,18 @@ from typing import Self
 from trimtab.records import Outcome, StoppedByRule, TrimtabError
 from trimtab.tasks.child import Child
 from trimtab.tasks.options import VerifierOptions
-from trimtab.tasks.protocol import Prompt, Verdict
+from trimtab.tasks.protocol import Prompt, Step, Verdict
 from trimtab.tasks.verifier_process import Answer, ScorerSpec
 
 log = logging.getLogger(__name__)
 
 _BATCH = 64  # calls sent to a process at once
+
+
+def _verdict(answer: Answer) -> Verdict:
+    score, outcome, detail, seconds, reward, steps = answer
+    located = None if steps is None else tuple(Step(*step) for step in steps)
+    return Verdict(score=score, outcome=Outcome(outcome), detail=detail, seconds=seconds, reward=reward, steps=located)
 
 
 class _Call:
@@ -145,10 +151,7 @@ class Verifier:
                 message: str | Answer | None = process.connection.recv()
                 process.since = time.monotonic()
                 if isinstance(message, tuple):
-                    score, outcome, detail, seconds = message
-                    self._verdict(
-                        process.calls.popleft(), Verdict(score=score, outcome=Outcome(outcome), detail=detail, seconds=seconds), done
-                    )
+                    self._verdict(process.calls.popleft(), _verdict(message), done)
                 elif message is None:
                     process.ready = True
                 else:

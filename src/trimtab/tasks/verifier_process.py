@@ -1,8 +1,8 @@
 """The process that runs a scorer: ``python -m trimtab.tasks.verifier_process CONNECTION`` (a file descriptor), under a lifeline.
 
 It loads the scorer, answers ``None`` (ready) or a sentence (why not), then takes lists of (prompt, response) and answers each
-with a tuple (score, outcome, detail, seconds) as soon as it is known: the first call without an answer is the one that hangs.
-The deadline is kept by the parent (``verifier.py``). Imports no torch.
+with an ``Answer`` as soon as it is known: the first call without an answer is the one that hangs. The deadline is kept by the
+parent (``verifier.py``). Imports no torch.
 """
 
 from __future__ import annotations
@@ -12,13 +12,15 @@ import os
 import resource
 import sys
 import time
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Protocol
 
 from trimtab.records import Outcome, TrimtabError
 from trimtab.tasks.protocol import Prompt, Scorer, Verdict
 
-Answer = tuple[float, str, str, float]
+# score, outcome, detail, seconds, reward, and (reward, end, turn) of each step
+Answer = tuple[float, str, str, float, float | None, tuple[tuple[float, int | None, int], ...] | None]
 _DETAIL = 500  # characters of an error that are kept
 
 
@@ -31,19 +33,32 @@ class ScorerSpec(Protocol):
 
 
 def judge(scorer: Scorer, prompt: Prompt, response: str) -> Verdict:
-    """The scorer's verdict; an exception or a score that is no finite number is ``Outcome.ERROR`` with score NaN, never a zero."""
+    """The scorer's verdict; an exception or junk is ``Outcome.ERROR`` with score NaN, never a zero."""
     start = time.perf_counter()
     try:
         verdict = scorer.score(prompt, response)
-        if not math.isfinite(verdict.score):
-            verdict = Verdict(score=math.nan, outcome=Outcome.ERROR, detail=f"the score is {verdict.score}")
-        elif verdict.outcome is Outcome.ERROR:
-            verdict = Verdict(score=math.nan, outcome=Outcome.ERROR, detail=verdict.detail)
+        junk = verdict.detail if verdict.outcome is Outcome.ERROR else _junk(verdict, response)
+        if junk is not None:
+            verdict = Verdict(score=math.nan, outcome=Outcome.ERROR, detail=junk)
     except BaseException as error:  # noqa: BLE001 - whatever a scorer does (sys.exit included) is data about this response
         verdict = Verdict(score=math.nan, outcome=Outcome.ERROR, detail=describe(error))
-    return Verdict(
-        score=float(verdict.score), outcome=verdict.outcome, detail=verdict.detail[:_DETAIL], seconds=time.perf_counter() - start
-    )
+    return replace(verdict, score=float(verdict.score), detail=verdict.detail[:_DETAIL], seconds=time.perf_counter() - start)
+
+
+def _junk(verdict: Verdict, response: str) -> str | None:
+    """What is wrong with a verdict, if anything: numbers that are not finite, steps that lie nowhere in the response."""
+    if not math.isfinite(verdict.score):
+        return f"the score is {verdict.score}"
+    if verdict.reward is not None and verdict.steps is not None:
+        return "the verdict has a reward and steps: give one of them, the steps sum to the reward"
+    if verdict.reward is not None and not math.isfinite(verdict.reward):
+        return f"the reward is {verdict.reward}"
+    for step in verdict.steps or ():
+        if not math.isfinite(step.reward):
+            return f"the reward of a step is {step.reward}"
+        if step.turn != 0 or not (step.end is None or 1 <= step.end <= len(response)):
+            return f"a step ends at character {step.end} of turn {step.turn}: the response is turn 0, with {len(response)} characters"
+    return None
 
 
 def describe(error: BaseException) -> str:
@@ -79,7 +94,8 @@ def serve(connection: Connection, scorer: Scorer, deadline_s: float) -> None:
         for prompt, response in calls:
             limit_cpu(deadline_s)
             v = judge(scorer, prompt, response)
-            answer: Answer = (v.score, v.outcome.value, v.detail, v.seconds)
+            steps = None if v.steps is None else tuple((s.reward, s.end, s.turn) for s in v.steps)
+            answer: Answer = (v.score, v.outcome.value, v.detail, v.seconds, v.reward, steps)
             connection.send(answer)
 
 

@@ -17,10 +17,13 @@ PROMPT = Prompt(row=0, text="2+2=", answer="4", source="", data={"hint": "even"}
 
 REWARDS = """
 import math
+from trimtab.records import Outcome
+from trimtab.tasks.protocol import Step, Verdict
 seen = []
 def returns(prompt, response, answer, data):
     seen.append((prompt, response, answer, data))
     return {"float": 0.25, "true": True, "one": 1, "pair": (0.5, "half way"), "named": (0.0, "unparseable"), "skip": (1.0, "error"),
+            "verdict": Verdict(score=0.25, outcome=Outcome.CORRECT, steps=(Step(0.5, 3),)),
             "nan": math.nan, "inf": math.inf, "none": None, "text": "1.0x", "triple": (1, 2, 3)}[response]
 def two(prompt, response): return 1.0
 class Judge:
@@ -52,6 +55,7 @@ def returns(rewards: str) -> Scorer:
         ("one", 1.0, Outcome.CORRECT, ""),
         ("pair", 0.5, Outcome.CORRECT, "half way"),
         ("named", 0.0, Outcome.UNPARSEABLE, ""),
+        ("verdict", 0.25, Outcome.CORRECT, ""),  # as it is, whatever the threshold
         ("skip", math.nan, Outcome.ERROR, ""),
         ("nan", math.nan, Outcome.ERROR, "the score is nan"),
         ("inf", math.nan, Outcome.ERROR, "the score is inf"),

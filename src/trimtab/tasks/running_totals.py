@@ -1,0 +1,32 @@
+"""A step-level reward for chained sums: every running total that is right given the one the response says before it.
+
+``4 + 7 - 1`` asks for the totals 11 and 10. The response ``12,11`` gets the first wrong and the second right, 12 - 1 = 11: what is
+learned at each total is one addition, whatever went wrong before. Each right total earns 1 / (number of totals) at its last digit.
+"""
+
+from __future__ import annotations
+
+import re
+
+from trimtab.tasks.protocol import Step
+
+_TOTAL = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def local_steps(expression: str, response: str, separator: str) -> tuple[Step, ...]:
+    """The steps of ``response``, totals between ``separator``, to the sum ``expression`` (terms and operators between blanks).
+
+    A piece that is no number is wrong, and so is the total after it. Totals beyond the last one that is asked for earn nothing.
+    """
+    first, *rest = expression.split()
+    operators, terms = rest[::2], rest[1::2]
+    before: int | None = int(first)
+    steps = []
+    begin = 0
+    for operator, term, piece in zip(operators, terms, response.split(separator), strict=False):
+        total = int(piece) if _TOTAL.fullmatch(piece.strip()) else None
+        if before is not None and total is not None and total == before + (int(term) if operator == "+" else -int(term)):
+            steps.append(Step(reward=1 / len(terms), end=begin + len(piece.rstrip())))
+        before = total
+        begin += len(piece) + len(separator)
+    return tuple(steps)
