@@ -6,6 +6,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+BF16 = torch.bfloat16  # for methods, which do not import torch
+
 
 def global_norm(parts: Iterable[Tensor]) -> float:
     """||g|| = sqrt(sum over all tensors of sum x^2), accumulated in float64; 0 for no tensors, non-finite where any entry is."""

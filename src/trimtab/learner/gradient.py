@@ -31,6 +31,7 @@ class ActorGradient:
     """``.grad`` of the actor's parameters as one vector (methods.protocol.Gradient). Parameters without a gradient count as 0.
 
     ``groups``: the parameter group of each parameter, for :meth:`split`. ``weights`` gives (weight_R, length_R) where asked.
+    ``whole``: what this is a part of.
     """
 
     def __init__(
@@ -42,12 +43,14 @@ class ActorGradient:
         *,
         groups: Sequence[str] = (),
         weights: Callable[[], tuple[Tensor, Tensor]] = _nothing,
+        whole: ActorGradient | None = None,
     ) -> None:
-        self._weights = weights
+        self._weights, self._whole = weights, whole
         self._parameters, self._groups = parameters, groups
         self._parts = [p.grad for p in parameters if p.grad is not None]
         self.batch_id, self.mini_step, self.recorder = batch_id, mini_step, recorder
-        self._norm = self.raw_norm = F.gradients.global_norm(self._parts)
+        self.raw_norm = F.gradients.global_norm(self._parts)
+        self._norm: float | None = self.raw_norm  # None: a part has changed since
 
     @property
     def weight_R(self) -> Tensor:
@@ -58,6 +61,8 @@ class ActorGradient:
         return self._weights()[1]
 
     def norm(self) -> float:
+        if self._norm is None:
+            self._norm = F.gradients.global_norm(self._parts)
         return self._norm
 
     def dot(self, other: GradientCopy) -> float:
@@ -65,14 +70,20 @@ class ActorGradient:
         return float(sum((a.double() * b.double()).sum() for a, b in pairs))
 
     def scale(self, factor: float) -> None:
+        norm = self.norm()
         for g in self._parts:
             g.mul_(factor)
-        self._norm *= factor
+        self._changed(norm * factor)
 
     def axpy(self, alpha: float, other: GradientCopy) -> None:
         for g, p in zip(self._parts, other.state(), strict=True):
             g.add_(p, alpha=alpha)
-        self._norm = F.gradients.global_norm(self._parts)
+        self._changed(None)
+
+    def _changed(self, norm: float | None) -> None:
+        self._norm = norm
+        if self._whole is not None:
+            self._whole._changed(None)
 
     def copy(self, dtype: torch.dtype | None = None) -> Copied:
         parts = [g.to(dtype or g.dtype, copy=True) for g in self._parts]
@@ -89,7 +100,8 @@ class ActorGradient:
         for p, group in zip(self._parameters, self._groups, strict=True):
             members.setdefault(group, []).append(p)
         return {
-            name: ActorGradient(ps, self.batch_id, self.mini_step, self.recorder, weights=self._weights) for name, ps in members.items()
+            name: ActorGradient(ps, self.batch_id, self.mini_step, self.recorder, weights=self._weights, whole=self)
+            for name, ps in members.items()
         }
 
     @property

@@ -97,3 +97,20 @@ def test_a_sketch_goes_on_from_its_state_and_needs_no_cache(monkeypatch: pytest.
     assert two.observe(gradients(1)) == want
     monkeypatch.setattr(CosineSketch, "CACHED", 1)
     assert three.observe(gradients(1)) == want
+
+
+def test_the_whole_knows_when_a_part_changed() -> None:
+    parts = gradients(0)
+    ps = [nn.Parameter(torch.zeros_like(p)) for p in parts]
+    for p, part in zip(ps, parts, strict=True):
+        p.grad = part.clone()
+    g = ActorGradient(ps, 0, 0, Notes(), groups=["a", "b", "a"])
+    split = g.split()
+    assert {name: len(part.parts) for name, part in split.items()} == {"a": 2, "b": 1}
+    split["a"].scale(2.0)
+    assert split["a"].norm() == pytest.approx(2 * np.linalg.norm(flat([parts[0], parts[2]])))
+    assert g.norm() == pytest.approx(np.linalg.norm(flat([2 * parts[0], parts[1], 2 * parts[2]])))
+    split["b"].axpy(-1.0, split["b"].copy())
+    assert split["b"].norm() == 0.0
+    assert g.norm() == pytest.approx(split["a"].norm())
+    assert g.raw_norm == pytest.approx(np.linalg.norm(flat(parts)))
