@@ -31,8 +31,8 @@ def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: 
     columns = Columns()
     at_once = tools.several and once_a_batch(tools)
     score = tools.several and (tools.needs(Need.PROXIMAL) or at_once)
-    if not (score or tools.needs(Need.VALUES | Need.REFERENCE)):
-        return columns
+    if not totals.tokens or not (score or tools.needs(Need.VALUES | Need.REFERENCE)):
+        return columns  # without a token the updates refuse themselves
     with tools.together():
         with tools.clock.span("pack"):
             micros = tools.micros(shares, totals, columns, recorder, version=version, mini_step=0, silent=False)
