@@ -64,14 +64,22 @@ class CopcMask(Method):
         self.masks_only = options.surrogate == "ppo"
 
     def check(self, chain: Chain) -> None:
+        if not self.masks_only:
+            return
         objective = chain.owner(Point.OBJECTIVE)
-        if self.masks_only and objective.linear:
+        if objective.linear:
             raise TrimtabError.field(
-                "methods.copc_mask.surrogate", "ppo", f"{objective.name} has no ratio of its own; use ppo_clip as objective, or linear here"
+                "methods.copc_mask.surrogate", "ppo", f"{objective.name} has no ratio of its own; use ppo_decoupled, or surrogate = linear"
             )
-        if self.masks_only and any(isinstance(m, CopcCredit) and m.weighs and m.options.own == "exclude" for m in chain.methods):
+        credit = [m for m in chain.methods if isinstance(m, CopcCredit) and m.weighs]
+        if any(m.options.own == "exclude" for m in credit):
             raise TrimtabError.field(
                 "methods.copc_mask.surrogate", "ppo", 'no policy weight supplies the own step\'s ratio; give copc_credit own = "include"'
+            )
+        if credit and Ratio.CURRENT_BEHAVIOR in objective.corrects:
+            chain.said.append(
+                f"{objective.name} starts its ratio at the behavior policy, so own = include counts the own step's ratio twice; "
+                "ppo_decoupled starts at the proximal one"
             )
 
     def weigh(self, view: View) -> Weighing:
