@@ -48,8 +48,9 @@ class BatchNormWeights(Method):
             )
 
     def gradient(self, g: Gradient) -> Keep | Skip:
-        has_R = g.length_R > 0
-        weight_R, length_R = g.weight_R[has_R], g.length_R[has_R].double()
+        weight_R, length_R = g.weight_R, g.length_R.double()
+        has_R = length_R > 0
+        weight_R, length_R = weight_R[has_R], length_R[has_R]
         if not len(weight_R):
             return Keep()
         mean = float((weight_R * length_R).sum() / length_R.sum() if self.options.level == "token" else weight_R.mean())

@@ -59,7 +59,7 @@ class Decoupled(Method):
 
     def __init__(self, options: DecoupledOptions) -> None:
         super().__init__(options)
-        self.needs = need(options.approximation)
+        self.needs = need(options.anchor)
         self._geometric = options.level == "sequence" and options.metric == "ratio" and options.action != "none"
         self.level: Literal["token", "sequence"] | None = "sequence" if self._geometric else "token"
 
@@ -68,7 +68,7 @@ class Decoupled(Method):
 
     def weigh(self, view: View) -> Weighing:
         o = self.options
-        d_N = proximal(view, o.approximation) - view.behavior_N
+        d_N = proximal(view, o.anchor) - view.behavior_N
         if o.action == "none":
             return Weighing(_ones(view), weight_N=F.ratios.exp_clamped(d_N))
         inside_N = self._inside(view, d_N)

@@ -45,7 +45,7 @@ class M2POMask(Method):
 
     def __init__(self, options: M2POMaskOptions) -> None:
         super().__init__(options)
-        self.needs = need(options.approximation)
+        self.needs = need(options.anchor)
         self._limit: float | None = None  # of the update at hand
 
     def check(self, chain: Chain) -> None:
@@ -64,4 +64,4 @@ class M2POMask(Method):
         return Weighing(none_R, weight_N=F.weights.nan_of(moment_N) + 1.0, keep_N=keep_N)
 
     def _moment(self, view: View) -> Tensor:
-        return (view.behavior_N - proximal(view, self.options.approximation)).double().square()
+        return (view.behavior_N - proximal(view, self.options.anchor)).double().square()

@@ -15,31 +15,31 @@ if TYPE_CHECKING:
 
     from trimtab.methods.chain import Chain
 
-Approximation = Literal["recompute", "a3po"]
+Anchor = Literal["recompute", "a3po"]
 
 
 class ProximalOptions(MethodOptions):
-    approximation: Approximation = Field(
+    anchor: Anchor = Field(
         "recompute", description="recompute: a scoring forward at the start of the batch; a3po: interpolated, no forward"
     )
 
 
-def need(approximation: Approximation) -> Need:
+def need(anchor: Anchor) -> Need:
     """What the learner must compute."""
-    return Need.PROXIMAL if approximation == "recompute" else Need.NOTHING
+    return Need.PROXIMAL if anchor == "recompute" else Need.NOTHING
 
 
-def proximal(view: View, approximation: Approximation) -> Tensor:
+def proximal(view: View, anchor: Anchor) -> Tensor:
     """log pi of the proximal policy per token, detached: recomputed, or A-3PO's interpolation between behavior and current policy."""
-    if approximation == "recompute":
+    if anchor == "recompute":
         return view.proximal.detach()
     return F.ratios.interpolated(view.current, view.behavior_N, view.age_N)
 
 
 def check_agreement(chain: Chain) -> None:
     """Refuse a chain whose weight and anchor mean two different proximal policies."""
-    chosen = {m.name: m.options.approximation for m in chain.methods if isinstance(m.options, ProximalOptions)}
+    chosen = {m.name: m.options.anchor for m in chain.methods if isinstance(m.options, ProximalOptions)}
     if len(set(chosen.values())) > 1:
         raise TrimtabError.field(
-            "methods", [f"{name}.approximation = {a}" for name, a in chosen.items()], "the proximal policy is one; give all the same"
+            "methods", [f"{name}.anchor = {a}" for name, a in chosen.items()], "the proximal policy is one; give all the same"
         )

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from trimtab.functional.ratios import EXP_BOUND, exp_clamped, log_ratio, masked, sequence_mean, sequence_sum
-from trimtab.functional.weights import keep_within, mask, token_weight, truncate
+from trimtab.functional.ratios import EXP_BOUND, exp_clamped, log_ratio, masked, sequence_max, sequence_mean, sequence_sum
+from trimtab.functional.weights import keep_within, mask, nan_of, second_moment_limit, token_weight, truncate
 
 LR = torch.tensor([0.1, -0.2, 0.05])
 ROLLOUT = torch.tensor([0, 0, 0])
@@ -89,3 +89,28 @@ def test_token_weight_spreads_scales_and_zeroes_what_is_dropped():
     w = token_weight(scale_R, torch.tensor([0, 0, 1, 2]), torch.tensor([1.0, 3.0, math.nan, 1.0]), torch.tensor([True, True, False, False]))
     np.testing.assert_allclose(w, [2.0, 6.0, 0.0, 0.0], rtol=1e-15)
     np.testing.assert_allclose(token_weight(scale_R, torch.tensor([1, 0])), [1.0, 2.0], rtol=1e-15)
+
+
+def test_strict_bounds_are_outside():
+    lr = torch.tensor([0.5, 1.0, 2.0, math.nan]).log()
+    assert keep_within(lr, 0.5, 2.0, strict=True).tolist() == [False, True, False, True]
+    assert mask(lr, 0.5, 2.0, strict=True).keep.tolist() == [False, True, False, True]
+    assert keep_within(torch.tensor([-math.inf, -1e4]), 0.0, 1.0, strict=True).tolist() == [False, True]
+
+
+def test_the_largest_of_each_rollout():
+    x = torch.tensor([1.0, -2.0, -5.0, math.nan, 9.0, -math.inf])
+    top = sequence_max(x, torch.tensor([0, 0, 2, 3, 3, 4]), 6)
+    assert top.dtype == torch.float64
+    np.testing.assert_array_equal(top, [1.0, 0.0, -5.0, math.nan, -math.inf, 0.0])
+
+
+def test_a_statistic_leaves_only_its_nan():
+    np.testing.assert_array_equal(nan_of(torch.tensor([1.0, math.inf, math.nan, -1e4])), [0.0, 0.0, math.nan, 0.0])
+
+
+def test_second_moment_limit_golden():
+    d2 = torch.tensor([0.05, -0.1, 0.3, -0.02, 0.6, 0.0]).square()
+    assert second_moment_limit(d2, 0.04) == pytest.approx(0.09)  # drops only .6: the mean of the rest is .02058
+    assert second_moment_limit(d2, 0.0772) == math.inf  # the mean of all is .07715
+    assert second_moment_limit(torch.tensor([math.nan, 1.0, 4.0]), 2.0) == 1.0
