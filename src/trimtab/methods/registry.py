@@ -60,11 +60,16 @@ BUILTIN = {
     "kl_term": "trimtab.methods.kl_term:KLTerm",
     "kl_reward": "trimtab.methods.kl_reward:KLReward",
     "entropy_term": "trimtab.methods.entropy_term:EntropyTerm",
+    "gac": "trimtab.methods.gac:GAC",
     "norm_clip": "trimtab.methods.norm_clip:NormClip",
     "median_clip": "trimtab.methods.median_clip:MedianClip",
     "zclip": "trimtab.methods.zclip:ZClip",
     "update_cap": "trimtab.methods.update_cap:UpdateCap",
     "ess": "trimtab.methods.vcpo:ESSStep",
+    "pace": "trimtab.methods.pace:Pace",
+    "freshest": "trimtab.methods.freshest:Freshest",
+    "max_age": "trimtab.methods.max_age:MaxAge",
+    "random_reject": "trimtab.methods.random_reject:RandomReject",
 }
 # A bundle is a name for a list. Its members give way to what the user writes beside it.
 BUNDLES: dict[str, tuple[dict[str, Json], ...]] = {
@@ -72,6 +77,7 @@ BUNDLES: dict[str, tuple[dict[str, Json], ...]] = {
     "async_ppo": ({"name": "gae"}, {"name": "ppo_clip"}, {"name": "norm_clip", "max_norm": 1.0}),
     "copc": ({"name": "copc_mask"}, {"name": "copc_credit"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
     "decoupled_ppo": ({"name": "decoupled"}, {"name": "ppo_decoupled"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "a3po": ({"name": "decoupled", "anchor": "a3po"}, {"name": "ppo_decoupled", "anchor": "a3po"}, {"name": "norm_clip", "max_norm": 1.0}),
     "dapo": (
         {"name": "dynamic_sampling"},
         {"name": "overlong"},
