@@ -39,7 +39,7 @@ def m2po_range(d_N: Tensor, advantage_N: Tensor, *, budget: float = 0.04, solve:
     # sum_j min(d2_j, d2_k) for every k, ascending: what is below k in full, the rest at the level of k
     below_H = torch.cat([d2_H.new_zeros(1), d2_H.cumsum(0)])[:n]
     capped_H = below_H + d2_H * torch.arange(n, 0, -1, device=d2_H.device)
-    fits = int((capped_H <= budget * n).sum())
+    fits = int((capped_H <= budget * n * (1.0 + 1e-12)).sum())  # sums of n squares, rounded
     moment = float(capped_H[-1]) / n if n else 0.0
     if fits == n:
         return Range(0.0, math.inf, moment)

@@ -92,7 +92,7 @@ def sapo(
     """
     r_N = exp_clamped(log_ratio(current_N, old_N.detach(), keep_N))
     a_N = masked(advantage_N.detach(), keep_N)
-    tau_N = torch.where(a_N > 0, tau_positive, tau_negative).to(r_N.dtype)
+    tau_N = torch.where(a_N > 0, r_N.new_tensor(tau_positive), r_N.new_tensor(tau_negative))
     loss_N = -(4.0 / tau_N) * torch.sigmoid(tau_N * (r_N - 1.0)) * a_N
     return _weighted(loss_N, weight_N, keep_N)
 
