@@ -26,7 +26,7 @@ from trimtab.methods.registry import Entry, build, method_class
 from trimtab.records import Json, TrimtabError
 
 # What may have to stand beside a method for the chain to be a sound one; the first list that is accepted is used.
-COMPANY: tuple[tuple[str, ...], ...] = ((), ("seq_tis",), ("none",), ("tok_tis",))
+COMPANY: tuple[tuple[str, ...], ...] = ((), ("seq_tis",), ("none",), ("tok_tis",), ("decoupled",))
 
 Options = dict[str, Json]
 
@@ -231,11 +231,19 @@ def pools(draw: st.DrawFn) -> tuple[PoolView, int]:
         ids=rng.permutation(1000)[:waiting].astype(np.int64),
         entered=entered,
         mean_version=(oldest + entered) / 2,
+        finished=entered.astype(np.float64),
+        first=np.where(oldest < entered, np.inf, entered),
+        members=np.full(waiting, 1),
         oldest=oldest,
         order=np.arange(waiting),
         forgetting=forgetting,
         interrupted=oldest < entered,
         score=rng.choice(REWARDS, waiting).astype(np.float64),
+        accuracy=rng.random(waiting),
+        row_M=np.flatnonzero(oldest < entered),
+        finished_M=entered[oldest < entered],
+        generation_M=((entered - oldest) / 2)[oldest < entered],
+        forgetting_M=forgetting[oldest < entered],
         length=rng.choice((0.0, 1.0, 1e4), waiting),
         now=now,
         batch_groups=want,

@@ -19,7 +19,7 @@ from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
 from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Keep, Method, Skip
+from trimtab.methods.protocol import Keep, Method, Need, Skip
 from trimtab.methods.registry import Entry, Member
 from trimtab.records import Batch, Group, Outcome, Rollout, Segment, Slot, StopReason
 
@@ -134,11 +134,12 @@ def make_chain(methods: Sequence[str | dict[str, Any]], *, stop: bool = True, **
 def make_learner(
     model: nn.Module, methods: Sequence[str | dict[str, Any]], *, stop: bool = False, where: dict[str, Any] | None = None, **options: Any
 ) -> tuple[Learner, Capture]:
-    """A learner of a copy of ``model``."""
+    """A learner of a copy of ``model``; another copy of it is the reference, where a method needs one."""
     chosen = LearnerOptions.model_validate(options)
     chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, **(where or {}))
     packed = PackedModel(copy.deepcopy(model), route=chosen.norms)  # type: ignore[arg-type]
-    return Learner(packed, chain, chosen, max_length=MAX_LENGTH), capture
+    reference = PackedModel(copy.deepcopy(model)) if Need.REFERENCE in chain.needs else None
+    return Learner(packed, chain, chosen, max_length=MAX_LENGTH, reference=reference), capture
 
 
 def gradient_of(model: nn.Module, methods: Sequence[str | dict[str, Any]], batch: Batch, **options: Any) -> list[Tensor]:
