@@ -2,12 +2,19 @@
 
 import time
 
-from trimtab.records import Json
+from trimtab.records import Json, Outcome
+from trimtab.tasks.protocol import Step, Verdict
 
 
 def digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
     """1 for a response with the digit 1 in it: a random policy finds some, so that groups are mixed from the first batch on."""
     return float("1" in response)
+
+
+def digits(prompt: str, response: str, answer: str, data: dict[str, Json]) -> Verdict:
+    """The same score; every digit 1 earns a third where it stands."""
+    steps = tuple(Step(1 / 3, i + 1) for i, character in enumerate(response) if character == "1")
+    return Verdict(score=float(bool(steps)), outcome=Outcome.CORRECT if steps else Outcome.WRONG, steps=steps)
 
 
 def slow_digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
