@@ -2,7 +2,7 @@
 
 The bundle ``decoupled_ppo`` is
 
-    decoupled, ppo_decoupled, norm_clip(1.0)
+    decoupled, grpo, ppo_decoupled, norm_clip(1.0)
 
 ``decoupled`` (a weigh method) supplies w = pi_proximal/pi_behavior, detached; it multiplies the clipped loss. Both must mean the same
 proximal policy: ``anchor``.

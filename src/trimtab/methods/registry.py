@@ -76,8 +76,13 @@ BUNDLES: dict[str, tuple[dict[str, Json], ...]] = {
     "vcpo": ({"name": "seq_tis", "c": 8.0}, {"name": "opob"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}, {"name": "ess"}),
     "async_ppo": ({"name": "gae"}, {"name": "ppo_clip"}, {"name": "norm_clip", "max_norm": 1.0}),
     "copc": ({"name": "copc_mask"}, {"name": "copc_credit"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
-    "decoupled_ppo": ({"name": "decoupled"}, {"name": "ppo_decoupled"}, {"name": "norm_clip", "max_norm": 1.0}),
-    "a3po": ({"name": "decoupled", "anchor": "a3po"}, {"name": "ppo_decoupled", "anchor": "a3po"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "decoupled_ppo": ({"name": "decoupled"}, {"name": "grpo"}, {"name": "ppo_decoupled"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "a3po": (
+        {"name": "decoupled", "anchor": "a3po"},
+        {"name": "grpo"},
+        {"name": "ppo_decoupled", "anchor": "a3po"},
+        {"name": "norm_clip", "max_norm": 1.0},
+    ),
     "dapo": (
         {"name": "dynamic_sampling"},
         {"name": "overlong"},

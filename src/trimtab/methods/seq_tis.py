@@ -18,7 +18,7 @@ class SequenceTIS(Method):
     """w = min(prod_t pi_current/pi_behavior, c) on every token of the rollout, detached; product over tokens, not length-normalized."""
 
     name = "seq_tis"
-    source = "VCPO (arXiv 2602.17616) section 3.5, c = 8, compared with 2; veRL rollout correction `sequence`, 2 (2 to 10)"
+    source = "veRL rollout correction `sequence`, c = 2 (2 to 10); VCPO (arXiv 2602.17616) section 3.5, c = 8, compared with 2"
     summary = "sequence-level truncated importance sampling"
     formula = "w_i = min(exp(sum_t log pi/mu), c)"
     cost = "one sum a rollout"

@@ -220,7 +220,7 @@ def test_a_reduction_that_a_method_insists_on(plugin: Callable[..., None]) -> No
 
 
 def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(TrimtabError, match=r"methods = 'vcpoo': unknown method; use one of b0, ess, grpo, .*vcpo"):
+    with pytest.raises(TrimtabError, match=r"methods = 'vcpoo': unknown method; use one of b0, .*ess, .*grpo, .*vcpo"):
         chain("vcpoo")
 
 
