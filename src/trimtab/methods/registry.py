@@ -90,7 +90,7 @@ BUNDLES: dict[str, tuple[dict[str, Json], ...]] = {
         {"name": "ppo_clip", "low": 0.2, "high": 0.28},
         {"name": "norm_clip", "max_norm": 1.0},
     ),
-    "impala": ({"name": "vtrace"}, {"name": "tok_tis", "c": 1.0}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
+    "impala": ({"name": "tok_tis", "c": 1.0}, {"name": "vtrace"}, {"name": "linear"}, {"name": "norm_clip", "max_norm": 1.0}),
 }
 
 
