@@ -115,7 +115,11 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One episode. ``score`` is the verifiable score; ``reward`` the shaped one, ``parts`` its named addends."""
+    """One episode. ``score`` is the verifiable score; ``reward`` the shaped one, ``parts`` its named addends.
+
+    ``forgetting`` is how far the policy has moved on the part that older versions sampled (PACE): as the version that finished the
+    rollout sees it (source ``swap``) or the learner on its arrival (``learner``). None where unknown, or where one version sampled all.
+    """
 
     member: int
     segments: tuple[Segment, ...]
@@ -125,6 +129,8 @@ class Rollout:
     reward: float | None = None  # None: equal to score
     parts: Mapping[str, float] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
+    forgetting: float | None = None
+    forgetting_source: str = ""
 
     @property
     def actions(self) -> int:

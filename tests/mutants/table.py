@@ -82,9 +82,9 @@ MUTANTS = (
     Mutant(
         2,
         "admission counts totals, not what is outstanding",
-        "pool/pool.py",
-        "if ledger.outstanding >= bounds.most:",
-        "if ledger.admitted - ledger.count(SlotState.TRAINED) >= bounds.most:",
+        "pool/gate.py",
+        "and ledger.outstanding >= bounds.most:",
+        "and ledger.admitted - ledger.count(SlotState.TRAINED) >= bounds.most:",
         "tests/unit/pool/test_admit.py::test_ninety_percent_zero_variance_does_not_stall",
     ),
     Mutant(

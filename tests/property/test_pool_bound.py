@@ -185,6 +185,9 @@ class World:
             self.in_training = SIZE
             self.check()
             self.at(self.learner * (self.rng.expovariate(1.0) if self.hostility else 1.0), self.train)
+        elif isinstance(formed, Waiting):
+            for gone in formed.let_go:
+                del self.charges[gone.slot]
         return isinstance(formed, Finished)
 
     def train(self):
@@ -258,7 +261,7 @@ class World:
 
 
 class Whimsical:
-    """A selector that takes any groups, lets some go and requeues some."""
+    """A selector that takes any groups, lets some go and requeues some; now and then it only lets go."""
 
     def __init__(self, seed):
         self.rng = random.Random(seed)
@@ -268,7 +271,10 @@ class Whimsical:
         self.rng.shuffle(ids)
         rest = ids[want:]
         reject, requeue = rest[: self.rng.choice([0, 0, 1])], rest[1 : 1 + self.rng.choice([0, 1])]
-        return Selection(tuple(ids[:want]), tuple(reject), tuple(requeue))
+        return Selection(tuple(ids[:want]) if self.rng.random() < 0.9 else (), tuple(reject), tuple(requeue))
+
+    def formed(self, selection):
+        assert len(selection.take) == SIZE
 
 
 @pytest.mark.parametrize("order", ["fifo", "ready"])

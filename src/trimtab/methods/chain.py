@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Protocol, cast
 
+from trimtab.methods.pool_side import Selects
 from trimtab.methods.protocol import (
     Credit,
     Gradient,
@@ -20,13 +21,11 @@ from trimtab.methods.protocol import (
     Method,
     Need,
     Point,
-    PoolView,
     Rank,
     Ratio,
     Reduction,
     Refuse,
     Reject,
-    Selection,
     Skip,
     State,
     StepResult,
@@ -53,10 +52,6 @@ _DEFAULTS: tuple[tuple[Point, str, dict[str, Json]], ...] = (
 
 class Accepts(Protocol):
     def accept(self, group: GroupStats) -> Reject | None: ...
-
-
-class Selects(Protocol):
-    def select(self, pool: PoolView, want: int) -> Selection | None: ...
 
 
 class Shapes(Protocol):

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from trimtab.methods.learner_side import Notes, Recorder
+
+I64 = npt.NDArray[np.int64]
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,19 +28,33 @@ class GroupStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """Waiting groups, columnar, one row a group, in order of arrival."""
+    """Waiting groups, columnar: one row a group, in order of arrival; ``_M``: one row an interrupted member, in order of group.
 
-    ids: npt.NDArray[np.int64]
-    entered: npt.NDArray[np.int64]  # learner version when the last member completed
-    mean_version: npt.NDArray[np.float64]
-    oldest: npt.NDArray[np.int64]
-    order: npt.NDArray[np.int64]  # enqueue order
-    forgetting: npt.NDArray[np.float64]  # NaN where unknown
-    interrupted: npt.NDArray[np.bool_]  # spans more than one version
-    score: npt.NDArray[np.float64]  # group mean
-    length: npt.NDArray[np.float64]  # group mean, action tokens
+    A member is *interrupted* if its tokens span versions. It is *finished* at the version that sampled its last token, so that
+    the age of its tokens splits exactly: ``now - mean version = (finished - mean version) + (now - finished)``, generation and
+    waiting. A member that waits for its siblings waits. Members that were not interrupted have no generation part.
+    """
+
+    ids: I64
+    entered: I64  # learner version when the last member completed
+    mean_version: F64  # mean over members of the mean over their action tokens
+    finished: F64  # mean over members
+    first: F64  # smallest ``finished`` of the members that were not interrupted; inf where all were
+    members: I64
+    oldest: I64
+    order: I64  # enqueue order
+    forgetting: F64  # mean over interrupted members; NaN where unknown
+    interrupted: npt.NDArray[np.bool_]  # has an interrupted member
+    score: F64  # group mean
+    accuracy: F64  # share of members verified correct
+    length: F64  # group mean, action tokens
+    row_M: I64  # which group
+    finished_M: I64
+    generation_M: F64  # finished - mean version, > 0
+    forgetting_M: F64  # NaN where unknown, inf where no token of the prefix could be re-scored
     now: int
     batch_groups: int
+    recorder: Recorder = field(default_factory=Notes)  # what is noted here is kept if the batch forms
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +66,39 @@ class Reject:
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Ids of the groups that form the batch, and of those let go (``requeue``: let go, but their prompts come again)."""
+    """Ids of the groups that form the batch, and of those let go (``requeue``: let go, but their prompts come again).
+
+    ``take`` is a whole batch, or empty: then the groups are let go at once, and the batch waits for others.
+    """
 
     take: tuple[int, ...]
     reject: tuple[int, ...] = ()
     requeue: tuple[int, ...] = ()
     why: str = ""
+
+
+class Selects(Protocol):
+    """Acts at the select point."""
+
+    def select(self, pool: PoolView, want: int) -> Selection | None:
+        """Which groups form the batch; None: wait for more. Pure: it may be asked again before the batch forms."""
+        ...
+
+    def formed(self, selection: Selection) -> None:
+        """This selection, the last answer, has become a batch: commit state, note metrics on the view's recorder."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Rescoring:
+    """Where forgetting scores come from: ``swap``, the engine scores a running rollout's tokens again when weights are swapped under
+    it; ``learner``, the learner scores interrupted rollouts when they have arrived. ``phi`` is averaged over the prefix."""
+
+    source: Literal["swap", "learner"]
+    phi: Literal["relu", "abs", "k1", "k3"]
+
+
+class Rescored(Protocol):
+    """A method with ``Need.FORGETTING``."""
+
+    rescoring: Rescoring | None

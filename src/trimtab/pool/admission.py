@@ -15,6 +15,7 @@ The right side counts the places in the batches ``turn .. v + k``, the only ones
 O is a step function that rises at charges only and the right side rises with v, so it is enough to look at the charges.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -61,12 +62,12 @@ class Bounds:
 
     batch_groups: int
     max_lag: int | None
-    depth: int
+    depth: int | None  # None: no limit of this kind
 
     @property
-    def most(self) -> int:
-        """Outstanding groups under ``depth``: the batch in training and ``depth`` more."""
-        return self.batch_groups * (self.depth + 1)
+    def most(self) -> int | None:
+        """Outstanding groups under ``depth``: the batch in training and ``depth`` more. None: unlimited."""
+        return None if self.depth is None else self.batch_groups * (self.depth + 1)
 
     def limit(self, v: int, turn: int) -> int | None:
         """The right side of (I): places in the batches ``turn .. v + k``. None: unlimited."""
@@ -109,3 +110,17 @@ class Bounds:
             oldest = turn - self.max_lag
             return Blocked(BlockedBy.BEHIND, f"{worker} holds version {held}, the next batch (version {turn}) takes {oldest} or newer")
         return Blocked(BlockedBy.LAG, f"{n} groups of version {v} or older fill the batches up to version {v + self.max_lag}")
+
+
+def areal_capacity(eta: int, version: int, batch_groups: int, accepted: int, running: int) -> int:
+    """AReaL's gate (arXiv 2505.24298): how many more groups may be admitted.
+
+    ``accepted``: trained on or queued. A rejected group leaves it; a skipped batch stays in it, and the version does not rise.
+    """
+    return (eta + version + 1) * batch_groups - (accepted + running)
+
+
+def surplus_groups(batch_groups: int, surplus: float, batches: int, calibration: int) -> int:
+    """How many groups lockstep has brought for the first ``batches`` batches; the ``calibration`` first have no surplus."""
+    each = math.ceil(batch_groups * (1 + surplus) - 1e-9)
+    return batch_groups * min(batches, calibration) + each * max(0, batches - calibration)

@@ -5,12 +5,14 @@ the waiting ones, so that no caller can do one without the others.
 """
 
 import heapq
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
 from trimtab.pool.admission import Profile
+from trimtab.pool.bias import Bias, BiasState
+from trimtab.pool.columns import Columns
 from trimtab.pool.ledger import Entry, Ledger, LedgerState, SlotState
 from trimtab.pool.measure import Measured, measure
 from trimtab.pool.results import LetGo, Tally
@@ -27,6 +29,9 @@ class BookState(BaseModel):
     set_aside: list[int]
     fruitless: int
     refused: int
+    unfit: int = 0
+    gone: list[LetGo] = []
+    bias: BiasState = BiasState()
 
 
 class Book:
@@ -40,7 +45,12 @@ class Book:
         self.set_aside: set[int] = set()  # rows whose slot failed for good
         self.fruitless = 0  # drops and failures since the last consumed batch
         self.refused = 0  # deliveries that nobody waited for
+        self.unfit = 0  # groups dropped on arrival
+        self.gone: list[LetGo] = []  # let go by a selector since the last batch
+        self.columns = Columns()  # the waiting groups, without the batch in training
+        self.bias = Bias()
         self._waiting: dict[Slot, Measured] = {}  # the batch in training included
+        self._by_serial: dict[int, Entry] = {}  # the rows of the columns
         self._line: list[tuple[int, Slot]] = []  # a heap: slots to be given out again, in order of first admission
 
     # ------------------------------------------------------------------------------------------------------------- reading
@@ -50,7 +60,17 @@ class Book:
 
     def waiting(self) -> list[Entry]:
         """The waiting groups, in order of arrival."""
-        return sorted(self.ledger.live(SlotState.WAITING), key=lambda e: e.arrival)
+        return sorted(self._by_serial.values(), key=lambda e: e.arrival)
+
+    @property
+    def by_serial(self) -> Mapping[int, Entry]:
+        """The waiting groups by the id that selectors know them by."""
+        return self._by_serial
+
+    def unscored(self) -> list[Group]:
+        """Waiting groups with an interrupted member of unknown forgetting, in order of arrival."""
+        arrivals = set(self.columns.unscored())
+        return [self._waiting[e.slot].group for e in self.waiting() if e.arrival in arrivals] if arrivals else []
 
     @property
     def in_line(self) -> int:
@@ -73,6 +93,14 @@ class Book:
         self.profile.remove(held)
         self.profile.add(group.oldest)
         self._waiting[entry.slot] = group
+        self._show(entry, group)
+
+    def rescored(self, group: Group) -> None:
+        """A waiting group again, its forgetting scores filled in; nothing happens where it has left meanwhile."""
+        entry = self.ledger.get(group.slot)
+        if entry is not None and entry.serial in self._by_serial and entry.attempt == group.attempt:
+            measured = self._waiting[group.slot] = measure(group)
+            self.columns.rescored(entry, measured)
 
     def give_back(self, entry: Entry) -> None:
         """Its worker is gone: in line again, same attempt."""
@@ -107,6 +135,7 @@ class Book:
         for entry in entries:
             self._leave(entry)
         self.training = tuple(e.slot for e in entries)
+        self.gone = []
 
     def train(self) -> None:
         """The batch in training is consumed."""
@@ -116,9 +145,16 @@ class Book:
         self.training = ()
         self.fruitless = 0
 
+    def _show(self, entry: Entry, group: Measured) -> None:
+        self.columns.add(entry, group)
+        self._by_serial[entry.serial] = entry
+
     def _leave(self, entry: Entry) -> None:
         if entry.charge >= 0:
             self.profile.remove(entry.charge)
+        if entry.state is SlotState.WAITING:
+            self.columns.remove(entry)
+            del self._by_serial[entry.serial]
 
     def _line_up(self, entry: Entry) -> None:
         heapq.heappush(self._line, (entry.serial, entry.slot))
@@ -126,10 +162,10 @@ class Book:
     def _let_go(self, slot: Slot, reason: str, *, requeued: bool) -> LetGo:
         group = self._waiting.pop(slot)
         self._tally(reason, group)
-        return LetGo(slot=slot, reason=reason, score=group.score, length=group.length, requeued=requeued)
+        return LetGo(slot=slot, reason=reason, score=group.score, accuracy=group.accuracy, length=group.length, requeued=requeued)
 
     def _tally(self, fate: str, group: Measured) -> None:
-        self.tallies.setdefault(fate, Tally()).add(length=group.length, score=group.score)
+        self.tallies.setdefault(fate, Tally()).add(length=group.length, score=group.score, accuracy=group.accuracy)
 
     # ---------------------------------------------------------------------------------------------------------- checkpoint
 
@@ -145,6 +181,9 @@ class Book:
             set_aside=sorted(self.set_aside),
             fruitless=self.fruitless,
             refused=self.refused,
+            unfit=self.unfit,
+            gone=self.gone,
+            bias=self.bias.state(),
         )
 
     @classmethod
@@ -153,7 +192,8 @@ class Book:
         book = cls()
         book.ledger.load_state_dict(saved.ledger)
         book.tallies, book.set_aside = dict(saved.tallies), set(saved.set_aside)
-        book.fruitless, book.refused = saved.fruitless, saved.refused
+        book.fruitless, book.refused, book.unfit = saved.fruitless, saved.refused, saved.unfit
+        book.gone, book.bias = list(saved.gone), Bias(saved.bias)
         book._waiting = {g.slot: measure(g) for g in groups}
         named = {e.slot for e in book.ledger.live(SlotState.WAITING)}
         if named != book._waiting.keys():
@@ -163,4 +203,6 @@ class Book:
                 book._line_up(entry)
             else:
                 book.profile.add(entry.charge)
+        for entry in sorted(book.ledger.live(SlotState.WAITING), key=lambda e: e.arrival):
+            book._show(entry, book._waiting[entry.slot])
         return book

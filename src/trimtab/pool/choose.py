@@ -4,20 +4,15 @@ All obey the debts of :meth:`Bounds.owed`: pairs (v, n), the batch must take at 
 "charged v or less" are nested, so m groups can pay all debts if and only if m >= max n and enough such groups wait.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+
+import numpy as np
 
 from trimtab.methods.protocol import PoolView, Selection
 from trimtab.pool.ledger import Entry, SlotState
 
 Debts = Sequence[tuple[int, int]]
-
-
-class Selects(Protocol):
-    """Acts at the select point."""
-
-    def select(self, pool: PoolView, want: int) -> Selection | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,49 +44,50 @@ def ready(live: Sequence[Entry], waiting: Sequence[Entry], want: int, debts: Deb
 
     Takes an arrival unless the places left after it would be too few for what is then still owed.
     """
-    late = _debtors(live, unpaid(debts, waiting))
+    late = _debtors(live, unpaid(debts, [e.charge for e in waiting]))
     if late or len(waiting) < want:
         return Choice(late=late or [e for e in live if e.state is not SlotState.WAITING])
     take: list[Entry] = []
     for entry in waiting:
-        left = unpaid(debts, [entry])
+        left = unpaid(debts, [entry.charge])
         if len(take) < want and max((n for _, n in left), default=0) < want - len(take):
             take.append(entry)
             debts = left
     return Choice(take)
 
 
-def selected(selection: Selection, live: Sequence[Entry], waiting: Sequence[Entry], want: int, debts: Debts) -> Choice:
+def selected(selection: Selection, view: PoolView, waiting: Mapping[int, Entry], live: Iterable[Entry], want: int, debts: Debts) -> Choice:
     """A selector's choice. What it leaves unpaid expires: the fewest waiting groups that pay it, oldest charge first.
 
-    Raises ``ValueError`` for a selection that is none: not ``want`` groups, or groups that do not wait, or named twice.
+    ``waiting``: the entries behind the view's ids. Looks at single entries only where they leave or are late.
+    Raises ``ValueError`` for a selection that is none: not ``want`` groups (or none), or groups that do not wait, or named twice.
     """
-    by_id = {e.serial: e for e in waiting}
     ids = (*selection.take, *selection.reject, *selection.requeue)
-    if len(selection.take) != want or len(set(ids)) != len(ids) or not by_id.keys() >= set(ids):
-        raise ValueError(f"a selection takes {want} different waiting groups and lets others go; got {selection} from {sorted(by_id)}")
-    gone = set(ids)
-    rest = [e for e in waiting if e.serial not in gone]
-    debts = unpaid(debts, [by_id[i] for i in ids])
-    late = _debtors(live, unpaid(debts, rest))
+    named = np.isin(view.ids, ids)
+    if len(selection.take) not in (0, want) or np.count_nonzero(named) != len(ids):
+        raise ValueError(
+            f"a selection takes {want} different waiting groups and lets others go; got {selection} from {sorted(view.ids.tolist())}"
+        )
+    reject, requeue = [waiting[i] for i in selection.reject], [waiting[i] for i in selection.requeue]
+    if not selection.take:
+        return Choice(reject=reject, requeue=requeue)
+    charge = view.oldest  # of a group that has arrived
+    debts = unpaid(debts, charge[named])
+    late = _debtors(live, unpaid(debts, charge[~named])) if debts else []
     if late:
         return Choice(late=late)
-    oldest_first = sorted(rest, key=lambda e: (e.charge, e.serial))
-    return Choice(
-        take=[by_id[i] for i in selection.take],
-        reject=[by_id[i] for i in selection.reject],
-        requeue=[by_id[i] for i in selection.requeue],
-        expired=oldest_first[: max((n for _, n in debts), default=0)],
-    )
+    expired = view.ids[~named][np.lexsort((view.ids[~named], charge[~named]))[: max(n for _, n in debts)]] if debts else ()
+    return Choice([waiting[i] for i in selection.take], (), reject, requeue, [waiting[int(i)] for i in expired])
 
 
-def unpaid(debts: Debts, groups: Collection[Entry]) -> Debts:
-    """What is still owed after the given groups."""
-    rest = ((v, n - sum(e.charge <= v for e in groups)) for v, n in debts)
+def unpaid(debts: Debts, charges: Collection[int] | np.ndarray[tuple[int], np.dtype[np.int64]]) -> Debts:
+    """What is still owed after groups of the given charges."""
+    paid = np.asarray(charges)
+    rest = ((v, n - int(np.count_nonzero(paid <= v))) for v, n in debts)
     return [(v, n) for v, n in rest if n > 0]
 
 
-def _debtors(live: Sequence[Entry], unpaid: Debts) -> list[Entry]:
+def _debtors(live: Iterable[Entry], unpaid: Debts) -> list[Entry]:
     """The running groups that could pay what the waiting ones cannot."""
     newest = max((v for v, _ in unpaid), default=-1)
     return [e for e in live if e.state is SlotState.RUNNING and e.charge <= newest]

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book
 from trimtab.pool.ledger import Entry, SlotState
-from trimtab.pool.results import Blocked, Straggler, Tally, Waiting
+from trimtab.pool.results import Blocked, LetGo, Straggler, Tally, Waiting
 
 NAMED = 3  # stragglers named in a sentence; more would not fit on a line of the live display
 
@@ -38,11 +38,13 @@ def name(stragglers: Sequence[Straggler], now_s: float | None = None) -> str:
     return ", ".join(known) + more
 
 
-def waiting(late: Sequence[Entry], missing: int) -> Waiting:
+def waiting(late: Sequence[Entry], missing: int, let_go: Sequence[LetGo] = ()) -> Waiting:
     """The answer to a learner whose batch needs these entries and ``missing`` more."""
     stragglers = tuple(straggler(e) for e in late)
     parts = [name(stragglers)] if stragglers else []
-    return Waiting(stragglers, missing, " and ".join([*parts, *([f"{missing} more groups to be admitted"] if missing else [])]))
+    return Waiting(
+        stragglers, missing, " and ".join([*parts, *([f"{missing} more groups to be admitted"] if missing else [])]), tuple(let_go)
+    )
 
 
 def gather(

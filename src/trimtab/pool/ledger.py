@@ -113,6 +113,11 @@ class Ledger:
         return self._admitted
 
     @property
+    def arrivals(self) -> int:
+        """Groups ever delivered; a requeued slot's, once an attempt."""
+        return self._arrivals
+
+    @property
     def outstanding(self) -> int:
         """Slots admitted and not terminal."""
         return len(self._live)

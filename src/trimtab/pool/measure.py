@@ -1,14 +1,13 @@
 """What selection looks at: scores, lengths and versions of finished groups, in NumPy."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from trimtab.methods.protocol import GroupStats, PoolView, Reject
-from trimtab.pool.ledger import Entry
+from trimtab.methods.protocol import GroupStats, Reject
 from trimtab.records import Group, Outcome, StopReason
 
 
@@ -26,8 +25,16 @@ class Measured:
     oldest: int
     newest: int
     mean_version: float  # mean over members of the mean over their action tokens
+    finished: float  # mean over members of the version that sampled their last token
+    first: float  # the smallest of those that were not interrupted; inf where all were
+    members: int
     score: float
+    accuracy: float
     length: float
+    forgetting: float  # mean over interrupted members; NaN where unknown
+    finished_M: npt.NDArray[np.int64]
+    generation_M: npt.NDArray[np.float64]
+    forgetting_M: npt.NDArray[np.float64]
 
 
 def valid(group: Group) -> Group:
@@ -41,13 +48,25 @@ def valid(group: Group) -> Group:
 def measure(group: Group) -> Measured:
     """Columns of a group whose members are all valid."""
     versions = [r.versions() for r in group.rollouts]
+    oldest_R, newest_R = (np.array([int(extreme(v)) for v in versions], dtype=np.int64) for extreme in (np.min, np.max))
+    mean_R = np.array([v.mean() for v in versions])
+    whole_R = oldest_R == newest_R
+    forgetting_M = np.array([np.nan if r.forgetting is None else r.forgetting for r in group.rollouts])[~whole_R]
     return Measured(
         group,
-        oldest=min(int(v.min()) for v in versions),
-        newest=max(int(v.max()) for v in versions),
-        mean_version=float(np.mean([v.mean() for v in versions])),
+        oldest=int(oldest_R.min()),
+        newest=int(newest_R.max()),
+        mean_version=float(mean_R.mean()),
+        finished=float(newest_R.mean()),
+        first=float(newest_R[whole_R].min()) if whole_R.any() else np.inf,
+        members=len(versions),
         score=float(group.scores.mean()),
+        accuracy=float(np.mean([r.outcome is Outcome.CORRECT for r in group.rollouts])),
         length=float(np.mean([len(v) for v in versions])),
+        forgetting=float(forgetting_M.mean()) if len(forgetting_M) else np.nan,
+        finished_M=newest_R[~whole_R],
+        generation_M=(newest_R - mean_R)[~whole_R],
+        forgetting_M=forgetting_M,
     )
 
 
@@ -61,22 +80,4 @@ def stats(m: Measured, now: int) -> GroupStats:
         mean_version=m.mean_version,
         now=now,
         truncated_R=np.array([r.stop is StopReason.LENGTH for r in rollouts]),
-    )
-
-
-def view(waiting: Sequence[tuple[Entry, Measured]], now: int, batch_groups: int) -> PoolView:
-    """What a method sees at ``select``: one row a waiting group, in the order given. ``ids`` are admission serials."""
-    entries, measured = [e for e, _ in waiting], [m for _, m in waiting]
-    return PoolView(
-        ids=np.array([e.serial for e in entries], dtype=np.int64),
-        entered=np.array([e.entered for e in entries], dtype=np.int64),
-        mean_version=np.array([m.mean_version for m in measured], dtype=np.float64),
-        oldest=np.array([m.oldest for m in measured], dtype=np.int64),
-        order=np.array([e.arrival for e in entries], dtype=np.int64),
-        forgetting=np.full(len(entries), np.nan),
-        interrupted=np.array([m.newest > m.oldest for m in measured], dtype=np.bool_),
-        score=np.array([m.score for m in measured], dtype=np.float64),
-        length=np.array([m.length for m in measured], dtype=np.float64),
-        now=now,
-        batch_groups=batch_groups,
     )

@@ -16,6 +16,10 @@ class LagOptions(BaseModel):
     every ``max_lag``: it is the synchronous loop. More depth than lag cannot be used: the lag alone keeps the outstanding
     groups within ``max_lag + 1`` batches.
 
+    ``admission = "areal"``: AReaL's gate, for comparison. It counts totals: B (max_lag + version + 1) groups may have been admitted
+    and not rejected. It knows neither which version a worker holds nor that a skipped batch leaves the version as it is, so that
+    max_lag is a bound only in ``fifo`` order under fresh workers, and every skipped batch closes it by a batch more, for good.
+
     Raises :class:`TrimtabError` for a value that cannot work.
     """
 
@@ -23,6 +27,7 @@ class LagOptions(BaseModel):
 
     max_lag: int | None = 4  # "none": no bound on the age, only depth
     depth: int | None = None  # default: max_lag
+    admission: Literal["lag", "areal"] = "lag"  # what bounds the age: outstanding groups by charge, or totals against the version
     order: Literal["fifo", "ready"] = "ready"  # by first token, waiting for the slow; or by arrival, as far as the lag allows
     max_fruitless: int = 100  # batches' worth of groups dropped or failed in a row, after which the run stops
     straggler_deadline_s: float = 600.0  # a group not back this long after it was given to a worker has failed
@@ -38,7 +43,9 @@ class LagOptions(BaseModel):
             raise TrimtabError.field("runtime.max_lag", self.max_lag, "an age is at least 0 (synchronous); give 0 or more, or 'none'")
         if self.depth is not None and self.depth < 0:
             raise TrimtabError.field("runtime.depth", self.depth, "give 0 (samplers never run ahead) or more batches")
-        if self.max_lag is None and self.depth is None:
+        if self.admission == "areal" and self.max_lag is None:
+            raise TrimtabError.field("runtime.max_lag", "none", "admission = 'areal' counts up to it; give a number, or admission = 'lag'")
+        if not self._bounded():
             raise TrimtabError.field("runtime.depth", self.depth, "with max_lag = none only depth bounds the pool; give depth")
         if self.max_lag is not None and self.depth is not None and self.depth > self.max_lag:
             raise TrimtabError.field(
@@ -55,6 +62,9 @@ class LagOptions(BaseModel):
                 "runtime.straggler_deadline_s", self.straggler_deadline_s, "nothing waits forever; give a finite number of seconds above 0"
             )
         return self
+
+    def _bounded(self) -> bool:
+        return self.max_lag is not None or self.depth is not None
 
     @property
     def batches_ahead(self) -> int:
@@ -74,10 +84,15 @@ class LagOptions(BaseModel):
 
 
 class PoolOptions(LagOptions):
-    """All that a pool is built with. The two fields more are ``[rollout]``'s: what makes a group, and how often it is tried."""
+    """All that a pool is built with: two fields of ``[rollout]``, what makes a group and how often it is tried, and lockstep's surplus.
+
+    ``surplus``: every batch brings ``ceil(batch_groups (1 + surplus))`` groups, whatever becomes of them. It takes the place of depth,
+    and of the plan's end: what is left over at the end is dropped.
+    """
 
     min_group: int | None = None  # fewest valid rollouts of a group; default: all of them
     max_attempts: int = 3  # failed attempts after which a prompt is set aside for this epoch
+    surplus: float = 0.0
 
     @model_validator(mode="after")
     def _check_group(self) -> Self:
@@ -86,3 +101,6 @@ class PoolOptions(LagOptions):
         if self.max_attempts < 1:
             raise TrimtabError.field("rollout.max_attempts", self.max_attempts, "every prompt is tried at least once; give 1 or more")
         return self
+
+    def _bounded(self) -> bool:
+        return self.surplus > 0 or super()._bounded()

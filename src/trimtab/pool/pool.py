@@ -13,22 +13,26 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
+from trimtab.methods.pool_side import Selects
+from trimtab.methods.protocol import Notes, Selection
 from trimtab.pool import choose, facts, measure
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book, BookState
-from trimtab.pool.choose import Choice, Selects
+from trimtab.pool.choose import Choice
 from trimtab.pool.facts import Facts
+from trimtab.pool.gate import Gate
 from trimtab.pool.ledger import Entry, SlotState
 from trimtab.pool.measure import Accepts
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan, PlanState
-from trimtab.pool.results import Aged, Blocked, BlockedBy, Delivery, Fate, Finished, Formed, Straggler, Ticket, Waiting
+from trimtab.pool.results import Aged, Blocked, Delivery, Fate, Finished, Formed, Straggler, Ticket, Waiting
 from trimtab.records import Batch, Group, Json, Slot, StoppedByRule, TrimtabError
 
 EXPIRED = "expired"  # stranded by a selector: it would have become older than max_lag
 LET_GO = "let go"  # by a selector
 REQUEUED = "requeued"  # by a selector: the prompt comes again
 DEADLINE = "deadline"
+SURPLUS = "surplus"  # left over at the end of a run that brings more than it trains on
 
 
 class PoolState(BaseModel):
@@ -68,9 +72,7 @@ class Pool:
         self.incarnation = incarnation
         self._book = Book()
         self._min_group = group_size if options.min_group is None else options.min_group
-        self._open = Bounds(plan.batch_groups, options.max_lag, options.batches_ahead)
-        self._calibrating = Bounds(plan.batch_groups, 0, 0)
-        self._calibration = calibration
+        self._gate = Gate(options, plan, calibration)
         self._accept = tuple(accept)
         self._select = select
         self._blocked: dict[str, Blocked] = {}  # the last answer to each worker, where it was no ticket
@@ -89,7 +91,12 @@ class Pool:
     @property
     def bounds(self) -> Bounds:
         """The limits now in force."""
-        return self._calibrating if self.batches < self._calibration else self._open
+        return self._gate.bounds(self._book)
+
+    @property
+    def calibrating(self) -> bool:
+        """The first batches, at lag 0, are not all consumed yet."""
+        return self._gate.calibrating(self._book)
 
     def trained(self) -> list[Slot]:
         """Every slot trained on so far, in order."""
@@ -105,7 +112,7 @@ class Pool:
         """
         if held > self.version:
             raise ValueError(f"{worker} holds version {held}, the learner stands at {self.version}; publish after consumed()")
-        blocked = self._block(worker, held)
+        blocked = self._gate.block(self._book, worker, held, self.version)
         if blocked is not None:
             self._blocked[worker] = blocked
             return blocked
@@ -137,6 +144,7 @@ class Pool:
             reject = method.accept(stats)
             if reject is not None:
                 self._book.drop(entry, reject.reason)
+                self._book.unfit += 1
                 return Delivery(group.slot, Fate.DROPPED, reject.reason)
         return Delivery(group.slot, Fate.WAITING)
 
@@ -165,19 +173,15 @@ class Pool:
 
     def free(self, held: int | None = None) -> int:
         """How many new groups a worker that holds ``held`` (default: the learner's version) could be given now."""
-        ledger = self._book.ledger
-        places = min(self.bounds.most, self.plan.target - ledger.count(SlotState.TRAINED)) - ledger.outstanding
-        room = self.bounds.room(self._book.profile, self.version if held is None else held, self.turn)
-        return max(0, places if room is None else min(places, room - self._book.in_line))
+        return self._gate.free(self._book, self.version if held is None else held, self.version)
 
-    def _block(self, worker: str, held: int) -> Blocked | None:
-        ledger, bounds = self._book.ledger, self.bounds
-        if not self._book.in_line:
-            if not self.plan.wants(ledger.count(SlotState.TRAINED), ledger.outstanding):
-                return Blocked(BlockedBy.PLAN, f"all {self.plan.target} planned groups are admitted")
-            if ledger.outstanding >= bounds.most:
-                return Blocked(BlockedBy.DEPTH, f"{ledger.outstanding} groups are outstanding, depth {bounds.depth} allows {bounds.most}")
-        return bounds.block(self._book.profile, worker, held, self.turn)
+    def unscored(self) -> list[Group]:
+        """Waiting groups whose interrupted members lack a forgetting score."""
+        return self._book.unscored()
+
+    def rescored(self, group: Group) -> None:
+        """Such a group with its scores; nothing happens where it has left meanwhile."""
+        self._book.rescored(group)
 
     def _next(self) -> Slot:
         if self._book.in_line:
@@ -216,21 +220,29 @@ class Pool:
         if book.training:
             raise RuntimeError("a batch is in training; consumed() comes before the next form()")
         if book.ledger.count(SlotState.TRAINED) >= self.plan.target:
+            for entry in book.waiting():  # every slot reaches a terminal state
+                book.drop(entry, SURPLUS)
             return Finished()
-        choice = self._choose()
-        if not choice.take:
-            self._late = facts.waiting(choice.late, max(0, self.plan.batch_groups - book.ledger.outstanding))
-            return self._late
-        let_go = (
+        choice, notes, selection = self._choose()
+        let_go = [
             *(book.drop(e, LET_GO) for e in choice.reject),
             *(book.requeue(e, REQUEUED) for e in choice.requeue),
             *(book.drop(e, EXPIRED) for e in choice.expired),
-        )
+        ]
+        book.gone += let_go
+        if not choice.take:
+            self._late = facts.waiting(choice.late, max(0, self.plan.batch_groups - book.ledger.outstanding), let_go)
+            self._gate.check_open(book, self.version)
+            return self._late
         take = sorted(choice.take, key=lambda e: e.slot)  # the learner's sums do not depend on who was faster
         ages = tuple(self._aged(e) for e in take)
         batch = Batch(number=self.batches, version=self.version, groups=tuple(book[e.slot].group for e in take))
+        if self._select is not None:
+            if selection is not None:
+                self._select.formed(selection)
+            book.bias.compare([book[e.slot] for e in take], book.gone, notes)
         book.form(take)
-        return Formed(batch=batch, ages=ages, let_go=let_go)
+        return Formed(batch=batch, ages=ages, let_go=tuple(let_go), notes=notes)
 
     def consumed(self, version: int) -> None:
         """The learner has consumed the batch and now stands at ``version``: one more if it was applied, the same if skipped.
@@ -246,20 +258,22 @@ class Pool:
         self._book.train()
         self.version = version
 
-    def _choose(self) -> Choice:
-        book, want = self._book, self.plan.batch_groups
-        live, waiting = list(book.ledger.live()), book.waiting()
+    def _choose(self) -> tuple[Choice, Notes, Selection | None]:
+        book, want, notes = self._book, self.plan.batch_groups, Notes()
         debts = self.bounds.owed(book.profile, self.version)
-        if self._select is None or len(waiting) < want:
-            return choose.fifo(live, want) if self.options.order == "fifo" else choose.ready(live, waiting, want, debts)
-        selection = self._select.select(measure.view([(e, book[e.slot]) for e in waiting], self.version, want), want)
+        if self._select is None or len(book.by_serial) < want:
+            live = list(book.ledger.live())
+            fifo = self.options.order == "fifo"
+            return choose.fifo(live, want) if fifo else choose.ready(live, book.waiting(), want, debts), notes, None
+        view = book.columns.view(self.version, want, notes)
+        selection = self._select.select(view, want)
         if selection is not None:
-            return choose.selected(selection, live, waiting, want, debts)
-        late = [e for e in live if e.state is not SlotState.WAITING]
+            return choose.selected(selection, view, book.by_serial, book.ledger.live(), want, debts), notes, selection
+        late = [e for e in book.ledger.live() if e.state is not SlotState.WAITING]
         if not late and not self.free():
-            why = f"the selector forms no batch of {len(waiting)} waiting groups and no other can come; raise depth"
+            why = f"the selector forms no batch of {len(book.by_serial)} waiting groups and no other can come; raise depth"
             raise TrimtabError.field("runtime.depth", self.bounds.depth, why)
-        return Choice(late=late)
+        return Choice(late=late), notes, None
 
     def _aged(self, entry: Entry) -> Aged:
         """Raises if a group is older than the bound: the pool is broken, and nothing of it may be trained on."""

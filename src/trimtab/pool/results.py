@@ -1,8 +1,9 @@
 """What the pool answers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
+from trimtab.methods.protocol import Notes
 from trimtab.records import Batch, Slot
 
 
@@ -69,11 +70,12 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """No batch yet: these slots have to come first, and ``missing`` more have to be admitted."""
+    """No batch yet: these slots have to come first, and ``missing`` more have to be admitted. ``let_go``: by the selector, at once."""
 
     stragglers: tuple[Straggler, ...]
     missing: int
     why: str
+    let_go: tuple["LetGo", ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,27 +101,31 @@ class LetGo:
     reason: str
     score: float
     length: float
+    accuracy: float = 0.0
     requeued: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formed:
-    """A batch, its groups in order of slot; ``ages`` in the same order; the groups its forming let go."""
+    """A batch, its groups in order of slot; ``ages`` in the same order; the groups its forming let go; what the pool has to say of it."""
 
     batch: Batch
     ages: tuple[Aged, ...]
     let_go: tuple[LetGo, ...] = ()
+    notes: Notes = field(default_factory=Notes)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Groups of one fate and the sums of their mean lengths and scores, so that selection bias can be seen."""
+    """Groups of one fate and the sums of their mean lengths, scores and accuracies, so that selection bias can be seen."""
 
     groups: int = 0
     length: float = 0.0
     score: float = 0.0
+    accuracy: float = 0.0
 
-    def add(self, length: float, score: float) -> None:
+    def add(self, length: float, score: float, accuracy: float) -> None:
         self.groups += 1
         self.length += length
         self.score += score
+        self.accuracy += accuracy

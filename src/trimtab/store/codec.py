@@ -37,6 +37,8 @@ _SCALARS = {
     "started": pa.float64(),
     "finished": pa.float64(),
     "verified": pa.float64(),
+    "forgetting": pa.float64(),
+    "forgetting_source": pa.string(),
     "segment": pa.int32(),
     "incarnation": pa.int64(),
     "temperature": pa.float64(),
@@ -119,10 +121,13 @@ def _walk(group: Group) -> Iterator[tuple[int | None, Rollout | None, int | None
 
 def _row(g: Group, at: int | None, r: Rollout | None, segment_at: int | None, s: Segment | None) -> tuple[object, ...]:
     of_group = (g.slot.epoch, g.slot.index, g.prompt, g.attempt, g.seed, g.task, g.source, at)
-    of_rollout: tuple[object, ...] = (None,) * 9
+    of_rollout: tuple[object, ...] = (None,) * 11
     if r is not None:
         t = r.timing
-        of_rollout = (r.member, r.score, r.reward, list(r.parts.items()), r.outcome.value, r.stop.value, t.started, t.finished, t.verified)
+        of_rollout = (
+            *(r.member, r.score, r.reward, list(r.parts.items()), r.outcome.value, r.stop.value),
+            *(t.started, t.finished, t.verified, r.forgetting, r.forgetting_source),
+        )
     of_segment: tuple[object, ...] = (None,) * 4
     if s is not None:
         of_segment = (s.incarnation, s.sampling.temperature, s.sampling.top_p, s.sampling.top_k)
@@ -161,6 +166,8 @@ def _rollout(c: Columns, a: int, b: int) -> Rollout:
         reward=c["reward"][a],
         parts=dict(c["parts"][a]),
         timing=Timing(started=c["started"][a], finished=c["finished"][a], verified=c["verified"][a]),
+        forgetting=c["forgetting"][a],
+        forgetting_source=c["forgetting_source"][a],
     )
 
 

@@ -155,12 +155,19 @@ def test_age_is_that_of_the_oldest_token_and_splits_exactly(make_pool, make_grou
     assert aged.waiting == 1
 
 
-class TakeLast:
+class Commits:
+    """Remembers what it was told has formed."""
+
+    def formed(self, selection):
+        self.committed = selection
+
+
+class TakeLast(Commits):
     def select(self, pool, want):
         return Selection(tuple(pool.ids[-want:].tolist()))
 
 
-class Scripted:
+class Scripted(Commits):
     """Takes, rejects and requeues the given positions of the view."""
 
     def __init__(self, take, reject=(), requeue=()):
@@ -256,7 +263,7 @@ def test_a_selection_that_is_none_is_refused(make_pool, admit_all, deliver, take
 
 
 def test_a_selector_that_can_never_act_is_told_to_raise_depth(make_pool, admit_all, deliver):
-    class Never:
+    class Never(Commits):
         def select(self, pool, want):
             return None
 
