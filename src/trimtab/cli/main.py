@@ -148,6 +148,19 @@ def bench(
 
 
 @app.command()
+def calibrate(
+    method: Annotated[str, typer.Argument(help="gac", metavar="METHOD")],
+    source: Annotated[str, typer.Argument(metavar="FILE|PRESET")],
+    overrides: Overrides = None,
+    batches: Annotated[int, typer.Option(min=2, help="synchronous batches to measure on")] = 30,
+) -> None:
+    """Measure a method's thresholds on a synchronous stretch of a configuration; prints a line for its methods."""
+    from trimtab.cli.calibrating import calibrate as run
+
+    run(method, source, overrides or [], batches)
+
+
+@app.command()
 def doctor(
     source: Annotated[str | None, typer.Argument(help="a configuration to check against this machine", metavar="FILE|PRESET")] = None,
     overrides: Overrides = None,

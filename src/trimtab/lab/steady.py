@@ -79,7 +79,7 @@ def harder(root: Path, seeds: int, before: int, after: int, extra: Sequence[str]
     arms.run(bases, root, measure, preset="steady", jobs=jobs, extra=(*arms.LEAN, *extra), tell=_tell)
     jobs_of = [(root / base.name, variant) for base in bases for variant in VARIANTS]
     with ThreadPoolExecutor(jobs) as pool:
-        folders = list(pool.map(lambda job: _go_on(*job, before + after), jobs_of))
+        folders = list(pool.map(lambda job: _go_on(job[0], job[1], before + after), jobs_of))
     out: dict[str, list[Mapping[str, float]]] = {variant: [] for variant in VARIANTS}
     for (_, variant), folder in zip(jobs_of, folders, strict=True):
         out[variant].append(recovery(load(folder, variant), before))

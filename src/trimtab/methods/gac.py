@@ -79,6 +79,7 @@ class GAC(Method):
         self._pending: tuple[dict[str, GradientCopy], int] | None = None
         self._skips = 0
         self._applied = 0
+        self.cosine: float | None = None  # of the update under way with the reference, where there is one
 
     # ------------------------------------------------------------------------------------------------ the gradient
     def gradient(self, g: Gradient) -> Keep | Skip:
@@ -101,6 +102,7 @@ class GAC(Method):
             return Keep()
         dots = {name: part.dot(self._reference[name]) for name, part in parts.items()}
         c = F.gradients.cosine(sum(dots.values()), norm, math.sqrt(p2))
+        self.cosine = c
         within = g.batch_id == self._batch
         g.recorder.metric("gac/cosine", c)
         g.recorder.metric("gac/cosine_within" if within else "gac/cosine_across", c)
@@ -146,7 +148,7 @@ class GAC(Method):
         return {name: part.copy(dtype) for name, part in parts.items()}
 
     def after(self, result: StepResult) -> None:
-        pending, self._pending = self._pending, None
+        pending, self._pending, self.cosine = self._pending, None, None
         if result.applied:
             self._skips = 0
             self._applied += 1
