@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from trimtab.methods.protocol import Need, Reduction
 
 # The passes this learner runs for methods that need them.
-COMPUTES = Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS
+COMPUTES = Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS | Need.FORGETTING
 
 
 class _Options(BaseModel):

@@ -149,6 +149,7 @@ class Session:
         batch = formed.batch
         entered = [batch.version - a.waiting for a in formed.ages]
         metrics, ages = measure(batch, entered, results)
+        metrics.extend({}, formed.notes.metrics)
         lap = self._times(metrics, window)
         values = metrics.values()
         record = BatchRecord(
@@ -164,7 +165,7 @@ class Session:
             by_age=ages.moved,
         )
         self._count(record, lap, window)
-        decisions = [d for r in results for d in r.notes.decisions]
+        decisions = [*formed.notes.decisions, *(d for r in results for d in r.notes.decisions)]
         self._sinks.decisions(batch.number, decisions)
         self._sinks.timeline(batch.number, [*self.clock.take("learner", self.origin), *window.intervals])
         events = self.detectors.feed(record)

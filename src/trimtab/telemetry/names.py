@@ -104,6 +104,10 @@ _ALL = (
     Metric("publish/commit", "s", SUM, "swap and probe after the digests agreed"),
     Metric("pool/waiting", "groups", LAST, "finished groups waiting to be trained on"),
     Metric("pool/running", "groups", LAST, "groups being generated"),
+    Metric("pool/let_go", "groups", MEAN, "finished groups that selection let go since the last batch: rejected, requeued, expired"),
+    Metric("pool/let_go_length", "tokens", MEAN, "their mean length; beside length/mean"),
+    Metric("pool/let_go_score", "reward", MEAN, "their mean verifiable score"),
+    Metric("pool/let_go_accuracy", "rate", MEAN, "share of their rollouts that the verifier called correct; beside accuracy/train"),
 )
 
 KNOWN: dict[str, Metric] = {m.name: m for m in _ALL}

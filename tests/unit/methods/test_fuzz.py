@@ -76,6 +76,10 @@ CASES: dict[str, list[fuzz.Options]] = {
     "copc_credit": [{"low": 1.0, "high": 1.0}, {"c_bar": 1.0}],
     "vtrace": [{"rho_bar": 1e4, "c_bar": 1e4, "lam": 0.5}],
     "min_ess": [],
+    "pace": [{"gamma": 0.0, "beta": 0.0}, {"population": 512, "w_star": 0.0, "order": "smallest", "unit": "max", "beta": 0.0}],
+    "random_reject": [{"w_star": 0.0, "beta": 0.0, "requeue": True}],
+    "freshest": [],
+    "max_age": [{"max_age": 0}],
 }
 LEARNER_SIDE = (Point.SHAPE, Point.WEIGH, Point.CREDIT, Point.OBJECTIVE)
 fast = settings(max_examples=10, deadline=None, database=None, derandomize=True, suppress_health_check=list(HealthCheck))
@@ -178,6 +182,9 @@ def test_a_selection_is_of_waiting_groups_and_of_the_size_wanted(name: str, opti
         mentioned = [*selection.take, *selection.reject, *selection.requeue]
         assert len(mentioned) == len(set(mentioned))
         assert set(mentioned) <= set(view.ids.tolist())
+        if not selection.take:
+            assert mentioned, "no batch and nobody let go"
+            return
         assert len(selection.take) == want
         method.formed(selection)
         assert fuzz.same_state(fuzz.reloaded(method).state_dict(), method.state_dict())
