@@ -10,13 +10,19 @@ import numpy as np
 import torch
 from torch import nn
 
-from support.updates import make_batch, map_rollouts, map_segments, tiny_model
+from support.tiny import tiny_policy
+from support.updates import make_batch, map_rollouts, map_segments
 from trimtab.records import Batch, Group, Rollout, Segment
+
+
+def small_model() -> nn.Module:
+    """One layer, so that some thousand updates take seconds."""
+    return tiny_policy(hidden=16, intermediate=24, layers=1).model
 
 
 def hostile_batches() -> dict[str, Batch]:
     """By what is wrong with them. Rewards are mixed within groups unless the name says otherwise."""
-    model = tiny_model(torch.float32)
+    model = small_model()
     base = make_batch(model)
 
     def every(f: Callable[[Segment], Segment]) -> Batch:
@@ -52,7 +58,7 @@ def hostile_batches() -> dict[str, Batch]:
 
 def broken_model() -> nn.Module:
     """A model whose log-probs are NaN."""
-    model = tiny_model(torch.float32)
+    model = small_model()
     with torch.no_grad():
         next(p for n, p in model.named_parameters() if n.endswith("lm_head.weight"))[2] = math.nan
     return model
