@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
@@ -93,15 +94,15 @@ def run(
             done[key] = found
             tell(found)
 
-        _run([(key, _command(cell, root, preset, key[1])) for key, cell in wanted.items() if key not in done], root, jobs, ended)
+        _run([(key, _arguments(cell, root, preset, key[1])) for key, cell in wanted.items() if key not in done], root, jobs, ended)
     if broken:
         raise TrimtabError("; ".join(broken))
     return [done[key] for key in wanted]
 
 
-def _command(cell: Cell, root: Path, preset: str, overrides: Sequence[str]) -> list[str]:
-    train = [sys.executable, "-m", "trimtab.cli.main", "train", preset, "--runs", str(root)]
-    return [*train, f"name={cell.name}", f"seed={cell.seed}", *overrides]
+def _arguments(cell: Cell, root: Path, preset: str, overrides: Sequence[str]) -> list[str]:
+    """Of ``trimtab``."""
+    return ["train", preset, "--runs", str(root), f"name={cell.name}", f"seed={cell.seed}", *overrides]
 
 
 def _output(root: Path, cell: Cell) -> Path:
@@ -109,24 +110,36 @@ def _output(root: Path, cell: Cell) -> Path:
 
 
 def _run(waiting: list[tuple[Key, list[str]]], root: Path, jobs: int, ended: Callable[[Key, int], None]) -> None:
-    """All commands, ``jobs`` processes at a time; none of them outlives us."""
-    running: dict[Key, subprocess.Popen[bytes]] = {}
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    """All of them, ``jobs`` processes at a time; none outlives us, however we end."""
+    running: dict[Key, tuple[subprocess.Popen[bytes], IO[bytes]]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
-                key, command = waiting.pop(0)
+                key, arguments = waiting.pop(0)
                 if (root / key[0]).exists():  # of an experiment that was interrupted
                     shutil.rmtree(root / key[0])
                 with (root / f"{key[0]}.txt").open("wb") as output:
-                    running[key] = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
-            for key in [k for k, process in running.items() if process.poll() is not None]:
-                ended(key, running.pop(key).returncode)
+                    running[key] = _start(arguments, output)
+            for key in [k for k, (process, _) in running.items() if process.poll() is not None]:
+                process, lifeline = running.pop(key)
+                lifeline.close()
+                ended(key, process.returncode)
             time.sleep(0.1)
     finally:
-        for process in running.values():
-            process.kill()
+        for process, lifeline in running.values():
+            lifeline.close()
             process.wait()
+
+
+def _start(arguments: list[str], output: IO[bytes]) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """``trimtab`` in a process of its own, and the lifeline it dies with."""
+    watched, held = os.pipe()
+    command = [sys.executable, "-m", "trimtab.tasks.lifeline", str(watched), "trimtab.cli.main", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    try:
+        return subprocess.Popen(command, stdout=output, stderr=output, env=environment, pass_fds=[watched]), os.fdopen(held, "wb")
+    finally:
+        os.close(watched)
 
 
 def _read(path: Path) -> dict[Key, Found]:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 
 from support import runs
@@ -50,3 +54,20 @@ def test_windows_and_ends() -> None:
     assert arms.windows(run, "accuracy/train", 6).size == 0
     assert arms.last(run, "accuracy/train", 2) == pytest.approx(3.5)
     assert arms.lowest(run, "accuracy/train") == 0.0
+
+
+@pytest.mark.slow
+def test_a_killed_experiment_leaves_no_run_behind(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path; from trimtab.lab import arms; "
+        f"arms.run([arms.Cell('long', 0, ())], Path({str(tmp_path)!r}), lambda run: {{}}, extra=('learner.batches=100000',))"
+    )
+    with subprocess.Popen([sys.executable, "-c", script]) as experiment:
+        until = time.monotonic() + 120
+        while not (tmp_path / "long-seed0" / "metrics.jsonl").exists():
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        runs_of_it = psutil.Process(experiment.pid).children(recursive=True)
+        assert runs_of_it
+        experiment.kill()
+    assert psutil.wait_procs(runs_of_it, timeout=20)[1] == []
