@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 ALL = ""  # the label of all ages together
+_LARGEST = [0, *(2**b for b in range(32))]  # the largest age of each bucket
 
 
 def label(bucket: int) -> str:
@@ -15,9 +16,8 @@ def label(bucket: int) -> str:
 
 def sums_by_age(columns: Sequence[Tensor], age_N: Tensor) -> dict[str, list[float]]:
     """``[tokens, sum of each column]`` under :data:`ALL` and under each bucket that has tokens; ages below 0 count as 0."""
-    bucket_N = torch.where(age_N > 0, age_N.clamp(min=1).double().log2().ceil().long() + 1, 0)
-    buckets = int(bucket_N.max()) + 1 if age_N.numel() else 0
-    rows = [torch.bincount(bucket_N, x_N.double(), minlength=buckets) for x_N in (torch.ones_like(age_N), *columns)]
-    table = torch.stack(rows, 1)
+    bucket_N = torch.bucketize(age_N, torch.tensor(_LARGEST, device=age_N.device))
+    tokens = torch.bincount(bucket_N)
+    table = torch.stack([tokens, *(torch.bincount(bucket_N, x_N, minlength=len(tokens)) for x_N in columns)], 1)
     found = {label(b): row for b, row in enumerate(table.tolist()) if row[0]}
-    return {ALL: table.sum(0).tolist(), **found}
+    return {ALL: [sum(x) for x in zip(*found.values(), strict=True)] or [0.0] * table.shape[1], **found}

@@ -94,15 +94,16 @@ class CopcMask(Method):
     def _report(self, view: View, log_ratio_N: Tensor, ratio_N: Tensor, keep_N: Tensor) -> None:
         """In all and by age. The proxies compare the kept weight with w* = pi_current / mu of this very update."""
         low_N, high_N = ~keep_N & (log_ratio_N < 0), ~keep_N & (log_ratio_N >= 0)
-        columns = [low_N, high_N, F.divergence.k3(log_ratio_N), ratio_N * ~keep_N, ratio_N]
-        for age, (n, low, high, k3, removed, mass) in F.buckets.sums_by_age(columns, view.age_N).items():
+        w_N = F.ratios.masked(ratio_N.double(), keep_N)
+        columns = [low_N, high_N, F.divergence.k3(log_ratio_N), ratio_N, w_N, w_N * w_N]
+        for age, (n, low, high, k3, mass, w, w2) in F.buckets.sums_by_age(columns, view.age_N).items():
             where = f"/age_{age}" if age else ""
             view.metric(f"copc/masked_low{where}", low, n)
             view.metric(f"copc/masked_high{where}", high, n)
             view.metric(f"copc/k3{where}", k3, n)
-            view.metric(f"copc/proxy_weight_gap{where}", removed, n)  # mean |w - w*|
-            view.metric(f"copc/proxy_mass_removed{where}", removed, mass)
-        view.metric("copc/ess", F.ess.ess(log_ratio_N[keep_N]).value, keep_N.shape[0])
+            view.metric(f"copc/ess{where}", w * w / w2 if w2 else 0.0, n)
+            view.metric(f"copc/proxy_weight_gap{where}", mass - w, n)  # mean |w - w*|
+            view.metric(f"copc/proxy_mass_removed{where}", mass - w, mass)
 
 
 class CopcCreditOptions(TraceOptions):
