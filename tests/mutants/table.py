@@ -47,10 +47,10 @@ MUTANTS = (
         "only every other version is published",
         "runtime/lockstep.py",
         """    def _publish_newest(self) -> None:
-        if not self._options.swap_every:
+        if not self._late:
 """,
         """    def _publish_newest(self) -> None:
-        if not self._options.swap_every and self._session.version.number % 2:
+        if not self._late and self._session.version.number % 2:
 """,
         "tests/e2e/test_lag_zero.py::test_lockstep_with_lag_zero_is_the_synchronous_loop_to_the_bit",
     ),
@@ -366,8 +366,8 @@ MUTANTS = (
         9,
         "scores ignore the temperature",
         "engines/scoring.py",
-        "z_NxV = tempered(forward.head(hidden_TxD[where[block] - 1]), knobs.temperature_N)",
-        "z_NxV = tempered(forward.head(hidden_TxD[where[block] - 1]), torch.ones_like(knobs.temperature_N))",
+        "z_NxV = tempered(forward.head(hidden_TxD[where_N[block] - 1]), knobs.temperature_N)",
+        "z_NxV = tempered(forward.head(hidden_TxD[where_N[block] - 1]), torch.ones_like(knobs.temperature_N))",
         "tests/unit/engines/test_torch_engine.py::test_engine_and_scorer_agree_at_temperature_0_6",
     ),
     Mutant(

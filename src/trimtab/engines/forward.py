@@ -45,12 +45,12 @@ class Forward:
             for row, i in enumerate(index):
                 yield i, hidden[row, : len(sequences[i])]
 
-    def keys(self, sequences: Sequence[I32]) -> Iterator[tuple[int, Tensor]]:
-        """Likewise their keys and values, ``[layers, 2, kv_heads, T, D]``."""
-        for index, _, kv in self._chunks(sequences, keep=True):
+    def keys(self, sequences: Sequence[I32]) -> Iterator[tuple[int, Tensor, Tensor]]:
+        """Likewise, with their keys and values, ``[layers, 2, kv_heads, T, D]``."""
+        for index, hidden, kv in self._chunks(sequences, keep=True):
             keys = kv.keys()
             for row, i in enumerate(index):
-                yield i, keys[:, :, row, :, : len(sequences[i])]
+                yield i, hidden[row, : len(sequences[i])], keys[:, :, row, :, : len(sequences[i])]
 
     def _chunks(self, sequences: Sequence[I32], keep: bool) -> Iterator[tuple[list[int], Tensor, Prefill]]:
         """Chunks of similar length, padded on the right: which sequences, their hidden states ``[n, T, hidden]``, and the attention."""

@@ -34,7 +34,10 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """The sampled continuation: per-token log-prob (of the distribution sampled from), version, and kept set where cut."""
+    """The sampled continuation: per-token log-prob (of the distribution sampled from), version, and kept set where cut.
+
+    ``forgetting``: of the tokens before the last swap as the version after it scores them, where the engine was asked for it.
+    """
 
     id: int
     tokens: I32
@@ -45,6 +48,7 @@ class Completion:
     started: float  # wall clock, seconds
     finished: float
     kept: Kept | None = None
+    forgetting: float | None = None
 
 
 class Replica(Protocol):

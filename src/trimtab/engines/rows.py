@@ -25,6 +25,7 @@ class Running:
     started: float
     versions: list[tuple[int, int]]  # (tokens made before, version): from that token on, the version samples
     kept: list[I32] = field(default_factory=list)  # one kept set a token, where the distribution is cut
+    forgetting: float | None = None  # of the tokens made before the last swap
 
 
 class Rows:
@@ -144,9 +145,6 @@ class Rows:
             stop = StopReason.EOS if last in eos_ids else StopReason.STOP
         else:
             stop = StopReason.LENGTH
-        kept = None
-        if request.sampling.cut:
-            kept = Kept(indptr=np.cumsum([0, *map(len, running.kept)], dtype=np.int64), ids=np.concatenate(running.kept))
         return Completion(
             id=request.id,
             tokens=self.tokens[row, :made].copy(),
@@ -156,5 +154,13 @@ class Rows:
             stop=stop,
             started=running.started,
             finished=time.time(),
-            kept=kept,
+            kept=kept_sets(running),
+            forgetting=running.forgetting,
         )
+
+
+def kept_sets(running: Running) -> Kept | None:
+    """Of the tokens made so far; None where the distribution is whole."""
+    if not running.request.sampling.cut:
+        return None
+    return Kept(indptr=np.cumsum([0, *map(len, running.kept)], dtype=np.int64), ids=np.concatenate(running.kept))

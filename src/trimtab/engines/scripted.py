@@ -70,7 +70,9 @@ class ScriptedEngine:
         delay: Callable[[Request], int] = lambda _: 0,
         version: int = 0,
         incarnation: int = 0,
+        rescore: bool = False,
     ) -> None:
+        self._rescore = rescore
         self.options = options or ScriptedEngineOptions()
         if isinstance(script, Mapping):
             table = script
@@ -136,7 +138,7 @@ class ScriptedEngine:
                 row.versions.append(self._version)
         done = [row for row in self._rows if row.stop is not None and not row.delay]
         self._rows = [row for row in self._rows if row.stop is None or row.delay]
-        return [_completion(row) for row in done]
+        return [_completion(row, self._rescore) for row in done]
 
     def score(self, segments: Sequence[Segment]) -> list[F32]:
         """The log-probs as recorded: a script is the same policy under any weights."""
@@ -147,7 +149,7 @@ class ScriptedEngine:
         self._rows.clear()
 
 
-def _completion(row: _Row) -> Completion:
+def _completion(row: _Row, rescore: bool) -> Completion:
     assert row.stop is not None
     said = row.script[: len(row.versions)]
     return Completion(
@@ -159,4 +161,6 @@ def _completion(row: _Row) -> Completion:
         stop=row.stop,
         started=row.started,
         finished=time.time(),
+        # A script is the same policy under any weights: it forgets nothing.
+        forgetting=0.0 if rescore and row.versions[0] != row.versions[-1] else None,
     )

@@ -23,11 +23,12 @@ from torch import Tensor
 
 from trimtab.engines import kv
 from trimtab.engines.checkpoint import Policy
+from trimtab.engines.forgetting import Phi, forgetting
 from trimtab.engines.forward import Forward
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Completion, Request
-from trimtab.engines.rows import Rows
-from trimtab.engines.scoring import score
+from trimtab.engines.rows import Rows, kept_sets
+from trimtab.engines.scoring import said, score
 from trimtab.engines.served import ServedWeights
 from trimtab.engines.waiting import Waiting
 from trimtab.functional.distribution import Knobs, check_sampling, kept_set, log_probs, sample, tempered
@@ -38,12 +39,16 @@ class TorchEngine:
     """Serves its own copy of ``policy.model`` (training the original changes nothing here) as ``version`` of ``incarnation``.
 
     Sampled tokens and log-probs depend on the request and the weights alone, not on slot, neighbors or order (floats round).
+
+    ``rescore``: where a swap makes the keys of running rows be computed again, score what they have said so far as well.
     """
 
     reports_kept = True
 
-    def __init__(self, policy: Policy, options: TorchEngineOptions, version: int = 0, incarnation: int = 0) -> None:
-        self.options = options
+    def __init__(
+        self, policy: Policy, options: TorchEngineOptions, version: int = 0, incarnation: int = 0, rescore: Phi | None = None
+    ) -> None:
+        self.options, self._rescore = options, rescore
         self._device = torch.device(options.device)
         model = copy.deepcopy(policy.model).eval().requires_grad_(False).to(self._device)
         dtype = getattr(torch, options.dtype)
@@ -175,5 +180,17 @@ class TorchEngine:
         self._stale = False
         self._cache.clear()
         running = [row for row in range(rows.n) if rows.running[row] is not None and rows.position[row] > 0]
-        for i, keys in self._forward.keys([rows.sequence(row) for row in running]):
+        for i, hidden_TxD, keys in self._forward.keys([rows.sequence(row) for row in running]):
             self._cache.put(running[i], keys)
+            if self._rescore is not None:
+                self._score_again(running[i], hidden_TxD, self._rescore)
+
+    def _score_again(self, row: int, hidden_TxD: Tensor, phi: Phi) -> None:
+        """How far the served weights have moved on the row's tokens so far, all sampled by older ones."""
+        running, made = self._rows.running[row], int(self._rows.made[row])
+        assert running is not None
+        if made:
+            where = len(hidden_TxD) + 1 - made + torch.arange(made, device=self._device)
+            tokens = self._rows.tokens[row, :made]
+            now = said(self._forward, hidden_TxD, where, tokens, running.request.sampling, kept_sets(running))
+            running.forgetting = forgetting(self._rows.logp[row, :made], now, phi)

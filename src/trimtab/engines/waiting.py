@@ -80,6 +80,6 @@ class Waiting:
                 sharing.setdefault(ready.request.prompt.tobytes(), []).append(ready)
         groups = list(sharing.values())
         prompts: list[I32] = [group[0].request.prompt[:-1] for group in groups]
-        for index, keys in self._forward.keys(prompts):
+        for index, _, keys in self._forward.keys(prompts):
             for ready in groups[index]:
                 ready.keys = keys

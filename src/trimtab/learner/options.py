@@ -6,10 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from trimtab.methods.protocol import Need, Reduction
-
-# The passes this learner runs for methods that need them.
-COMPUTES = Need.SCORE | Need.PROXIMAL | Need.VALUES | Need.REFERENCE | Need.VOCAB | Need.SEQ_NORMS | Need.FORGETTING
+from trimtab.methods.protocol import Reduction
 
 
 class _Options(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -98,6 +98,7 @@ class Rescoring:
     phi: Literal["relu", "abs", "k1", "k3"]
 
 
+@runtime_checkable
 class Rescored(Protocol):
     """A method with ``Need.FORGETTING``."""
 

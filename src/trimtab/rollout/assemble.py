@@ -42,6 +42,8 @@ def rollout(member: int, part: Segment, completion: Completion, verdict: Verdict
         outcome=verdict.outcome,
         stop=completion.stop,
         timing=Timing(started=completion.started, finished=completion.finished, verified=verified),
+        forgetting=completion.forgetting,
+        forgetting_source="" if completion.forgetting is None else "swap",
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import ScriptedEngineOptions, TorchEngineOptions
 from trimtab.records import Group, Segment, Slot, StoppedByRule, TrimtabError
 from trimtab.rollout.options import RolloutOptions
@@ -38,6 +39,7 @@ class WorkerSpec:
     origin: float  # the run's start on time.perf_counter
     timeline: bool
     log: str  # file the worker logs to
+    rescore: Phi | None = None  # the engine scores the forgetting of rollouts that a swap interrupts
 
 
 # ------------------------------------------------------------------------------------------------------- controller -> worker

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
+from trimtab.engines.forgetting import Phi
 from trimtab.engines.latency import LatencyEngine
 from trimtab.engines.options import LatencyEngineOptions, ScriptedEngineOptions, TorchEngineOptions
 from trimtab.engines.protocol import Engine
@@ -45,9 +46,11 @@ class Sampler:
         rollout: RolloutOptions,
         engine: TorchEngineOptions | ScriptedEngineOptions,
         seed: int,
+        rescore: Phi | None = None,
     ) -> Self:
         """Everything a sampler needs; TrimtabError with the reason where a part cannot be had.
 
+        ``rescore``: the engine scores the forgetting of rollouts that a swap interrupts.
         The task is read first, since that is cheap; a ``policy`` still to be loaded is loaded while the scorers start.
         """
         rows = load_task(task)
@@ -55,7 +58,7 @@ class Sampler:
         try:
             loaded = policy() if callable(policy) else policy
             renderer = make_renderer(loaded, rollout, engine)
-            built = make_engine(loaded, engine)
+            built = make_engine(loaded, engine, rescore)
             verifying.ready()
         except BaseException:
             verifying.close()
@@ -83,16 +86,16 @@ def make_renderer(policy: Policy, rollout: RolloutOptions, engine: TorchEngineOp
     return Renderer(policy.tokenizer, context=context, max_new_tokens=rollout.max_new_tokens, stop_ids=policy.eos_ids)
 
 
-def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOptions) -> Engine:
+def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOptions, rescore: Phi | None = None) -> Engine:
     """The engine of these options, serving version 0."""
     if isinstance(options, TorchEngineOptions):
         from trimtab.engines.torch_engine import TorchEngine
 
-        engine = TorchEngine(policy, options)
+        engine = TorchEngine(policy, options, rescore=rescore)
         return LatencyEngine(engine, options.step_s) if isinstance(options, LatencyEngineOptions) else engine
     from trimtab.engines.scripted import ScriptedEngine
 
-    return ScriptedEngine(options)
+    return ScriptedEngine(options, rescore=rescore is not None)
 
 
 def check_prompts(task: Task, renderer: Renderer, rows: int = 64) -> None:

@@ -177,6 +177,7 @@ def main() -> None:
             rollout=spec.rollout,
             engine=spec.engine,
             seed=spec.seed,
+            rescore=spec.rescore,
         )
         gc.freeze()  # full collections leave out what the imports have built
         with closing(sampler):

@@ -43,6 +43,7 @@ from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
 from trimtab.runtime.crew import Crew, Gone, Member
 from trimtab.runtime.publisher import Publisher
+from trimtab.runtime.rescore import Rescore
 from trimtab.runtime.session import Window
 from trimtab.weights.shared import SharedBlocks
 
@@ -55,10 +56,16 @@ class Controller(threading.Thread):
     """``lock`` guards the pool, the crew and the publisher; ``_changed`` wakes the learner."""
 
     def __init__(
-        self, pool: Pool, options: LocalOptions, launch: Callable[[str], WorkerProcess], blocks: SharedBlocks, probe_gap: float
+        self,
+        pool: Pool,
+        options: LocalOptions,
+        launch: Callable[[str], WorkerProcess],
+        blocks: SharedBlocks,
+        probe_gap: float,
+        rescore: Rescore | None = None,
     ) -> None:
         super().__init__(name="controller", daemon=True)
-        self._pool, self._options = pool, options
+        self._pool, self._options, self._rescore = pool, options, rescore
         self._crew = Crew(options, launch)
         self._publisher = Publisher(self._crew, blocks, options.publish_deadline_s, probe_gap)
         self.lock = threading.Lock()
@@ -90,6 +97,7 @@ class Controller(threading.Thread):
             arrived, since = self._arrived, time.monotonic()
             while not stopping():
                 self._raise()
+                self._fill_in_scores()
                 formed = self._pool.form()
                 if isinstance(formed, Formed):
                     return formed
@@ -101,6 +109,18 @@ class Controller(threading.Thread):
                     raise self._starved(formed)
                 self._sleep()
             return None
+
+    def _fill_in_scores(self) -> None:
+        """The learner scores what it was asked to of the groups that have arrived; the controller goes on meanwhile."""
+        groups = self._pool.unscored() if self._rescore is not None else []
+        if self._rescore is not None and groups:
+            self._changed.release()
+            try:
+                scored = self._rescore(groups)
+            finally:
+                self._changed.acquire()
+            for group in scored:
+                self._pool.rescored(group)
 
     def _starved(self, waiting: Waiting) -> StoppedByRule:
         waits = "; ".join(self._pool.facts(time.monotonic()).waits) or waiting.why

@@ -14,6 +14,7 @@ from trimtab.runtime.build import Parts
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator, start_worker
+from trimtab.runtime.rescore import rescorer
 from trimtab.runtime.session import Session
 from trimtab.weights.shared import SharedBlocks
 
@@ -40,6 +41,7 @@ class Local:
                 lambda name: start_worker(session, name, blocks, self._probe, options.worker_threads),
                 blocks,
                 session.config.learner.probe_gap,
+                rescorer(session.config, session.learner.model),
             )
             with closing(controller):
                 session.lock = controller.lock

@@ -7,6 +7,9 @@ batches 0..lag before the first step and one more after each (docs/pool-theorem.
 
 With ``swap_every = n`` a batch is generated when it is consumed: it starts on the weights of max(0, t - lag) consumed batches and
 moves to the next newer ones every n decode steps, so that its tokens are ``lag`` batches old at the start and younger at the end.
+
+With ``surplus = s`` every batch brings ceil(B (1 + s)) groups instead of B, generated when the batch is due (on the same old weights),
+and a selector, or the order of arrival, takes B of all that wait. What is left over waits, and grows older than ``lag``.
 """
 
 from __future__ import annotations
@@ -28,6 +31,7 @@ from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator
+from trimtab.runtime.rescore import rescorer
 from trimtab.runtime.session import Session, Window
 from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish
@@ -41,6 +45,8 @@ Snapshot = tuple[int, dict[str, Tensor]]  # version number, weights
 
 def pool_options(options: LockstepOptions, straggler_deadline_s: float = 3600.0) -> PoolOptions:
     """The pool that drives this schedule."""
+    if options.surplus:
+        return PoolOptions(max_lag=options.max_lag, order="fifo", straggler_deadline_s=straggler_deadline_s, surplus=options.surplus)
     depth = 0 if options.swap_every else options.lag
     return PoolOptions(max_lag=options.lag, depth=depth, order="fifo", straggler_deadline_s=straggler_deadline_s)
 
@@ -53,15 +59,17 @@ class Lockstep:
         self._policy, self._collector, self._engine = sampler.policy, sampler.collector, sampler.engine
         self._pool: Pool = session.pool
         self._times: list[Times] = []
-        # Weights after the last lag + 1 consumed batches, oldest first; only swap_every needs more than the newest.
+        # Weights after the last lag + 1 consumed batches, oldest first; needed where a batch is generated when it is consumed.
+        self._late = bool(options.swap_every or options.surplus)
         self._snapshots: deque[Snapshot] = deque(maxlen=options.lag + 1)
-        if options.swap_every:
+        self._rescore = rescorer(session.config, session.learner.model)
+        if self._late:
             session.after_batch = self._remember
 
     def run(self, stopping: Callable[[], bool]) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
         session = self._session
-        if self._options.swap_every and not self._snapshots:
+        if self._late and not self._snapshots:
             self._remember()
         self._publish(session.version, session.weights())
         with closing(Evaluations(session, self._policy, lambda: start_evaluator(session), EVALUATOR_RESTARTS)) as evaluations:
@@ -90,6 +98,9 @@ class Lockstep:
                 break
             for event in sorted(self._round(ladder), key=_slot):
                 self._settle(event)
+        if self._rescore is not None:
+            for group in self._rescore(self._pool.unscored()):
+                self._pool.rescored(group)
         formed = self._pool.form()
         if isinstance(formed, Finished):
             return None
@@ -125,7 +136,7 @@ class Lockstep:
 
     # ------------------------------------------------------------------------------------------------ weights
     def _publish_newest(self) -> None:
-        if not self._options.swap_every:
+        if not self._late:
             self._publish(self._session.version, self._session.weights())
 
     def _publish(self, version: Version, weights: dict[str, Tensor]) -> None:
@@ -136,11 +147,15 @@ class Lockstep:
         self._snapshots.append((self._session.version.number, copy))
 
     def _ladder(self) -> Sequence[Snapshot]:
-        """The weights a batch is sampled by under ``swap_every``, oldest first; while the pool calibrates at lag 0, the newest alone."""
-        return list(self._snapshots) if self._pool.bounds.max_lag else list(self._snapshots)[-1:]
+        """The weights a batch is sampled by where it is generated late: the oldest, and under ``swap_every`` those after it, too.
+
+        While the pool calibrates at lag 0, the newest alone.
+        """
+        known = list(self._snapshots)
+        return known[-1:] if self._pool.calibrating else known if self._options.swap_every else known[:1]
 
     def _swap(self, ladder: Sequence[Snapshot], rung: int) -> None:
-        """Serve the weights at ``rung``, or the newest; nothing where they are served already, or without ``swap_every``."""
+        """Serve the weights at ``rung``, or the newest; nothing where they are served already, or without a ladder."""
         if not ladder:
             return
         number, weights = ladder[min(rung, len(ladder) - 1)]
@@ -153,7 +168,7 @@ class Lockstep:
 
     # ------------------------------------------------------------------------------------------------ durable state
     def parts(self) -> dict[str, StateTree]:
-        """The older weights that swap_every still needs; nothing otherwise."""
+        """The older weights that later batches are generated on; nothing where batches are generated ahead."""
         return {"lockstep": [(number, cast(StateTree, weights)) for number, weights in self._snapshots]}
 
     def restore(self, snapshots: Sequence[tuple[int, Mapping[str, Tensor]]]) -> None:

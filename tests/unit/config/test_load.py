@@ -137,7 +137,7 @@ def test_an_override_that_is_none(assignment: str, said: str) -> None:
         (["runtime.kind=local", "runtime.maxlag=3"], "runtime.maxlag = 3: unknown key; did you mean max_lag?"),
         (
             ["runtime.kind=local", "runtime.zzz=3"],
-            "runtime.zzz = 3: unknown key; known keys here: depth, kind, max_fruitless, max_lag, order, ",
+            "runtime.zzz = 3: unknown key; known keys here: admission, depth, kind, max_fruitless, max_lag, order, ",
         ),
         (["engine.kind=torch", "engine.torch=1"], "engine.torch = 1: unknown key; known keys here: cache_policy, device, dtype, kind, "),
         (["learner.schedule.kind=wsd", "learner.schedule.wsd=1"], "learner.schedule.stable is missing"),

@@ -10,7 +10,8 @@ import pytest
 from trimtab.config.load import override, validate
 from trimtab.config.run import RunConfig
 from trimtab.methods import registry
-from trimtab.methods.protocol import Method, Need, PoolView, Selection
+from trimtab.methods.pool_side import Rescoring
+from trimtab.methods.protocol import Method, PoolView, Selection
 from trimtab.records import TrimtabError
 
 TABLE: dict[str, Any] = {"model": "m", "task": {"kind": "reasoning_gym"}, "rollout": {"max_new_tokens": 8}}
@@ -56,13 +57,6 @@ class Chooser(Method):
         return None
 
 
-class Referee(Method):
-    name, needs = "referee", Need.FORGETTING | Need.SCORE
-
-    def shape(self, view: Any) -> Any:
-        return view.reference_N
-
-
 @pytest.fixture
 def with_methods(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def register(*classes: type[Method]) -> None:
@@ -72,7 +66,7 @@ def with_methods(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     class _Here:
         pass
 
-    for cls in (Chooser, Referee):
+    for cls in (Chooser,):
         setattr(_Here, cls.__name__, cls)
     return register
 
@@ -82,15 +76,26 @@ def test_depth_below_what_the_policy_needs(with_methods: Callable[..., None]) ->
     methods = ["vcpo", "chooser"]
     with pytest.raises(TrimtabError, match=r"runtime.depth = 1: chooser needs 2 or more batches ahead; raise depth"):
         config("runtime.kind=local", "runtime.max_lag=4", "runtime.depth=1", methods=methods)
-    with pytest.raises(TrimtabError, match=r"runtime.lag = 1: chooser needs 2 or more batches ahead; raise lag"):
-        config("runtime.kind=lockstep", "runtime.lag=1", methods=methods)
+    with pytest.raises(TrimtabError, match=r"runtime.surplus = 0.0: lockstep brings what a batch takes and chooser chooses from more"):
+        config("runtime.kind=lockstep", "runtime.lag=2", methods=methods)
     config("runtime.kind=local", "runtime.max_lag=4", "runtime.depth=2", methods=methods)
-    config("runtime.kind=lockstep", "runtime.lag=2", methods=methods)
+    config("runtime.kind=lockstep", "runtime.lag=1", "runtime.surplus=0.5", methods=methods)
 
 
-def test_a_method_that_needs_what_this_learner_does_not_compute(with_methods: Callable[..., None]) -> None:
-    with_methods(Referee)
-    with pytest.raises(
-        TrimtabError, match=r"methods = 'referee': it needs Need.FORGETTING, which this learner does not compute; leave it out"
-    ):
-        config(methods=["vcpo", "referee"])
+def test_the_age_of_leftovers_is_bounded_only_where_there_are_any() -> None:
+    assert config("runtime.kind=lockstep", "runtime.surplus=0.5", "runtime.max_lag=none").asynchronous
+    with pytest.raises(TrimtabError, match=r"runtime.max_lag = 3: lockstep without surplus leaves nothing over"):
+        config("runtime.kind=lockstep", "runtime.max_lag=3")
+    with pytest.raises(TrimtabError, match=r"runtime.max_lag = 1: every group is 2 old when it is due"):
+        config("runtime.kind=lockstep", "runtime.lag=2", "runtime.surplus=0.5", "runtime.max_lag=1")
+
+
+def test_forgetting_scores_are_computed_as_the_methods_ask_for_them() -> None:
+    def rescoring(**options: Any) -> RunConfig:
+        return validate({**TABLE, "methods": ["vcpo", {"name": "pace", **options}]})
+
+    assert config().rescoring is config().rescore is None
+    assert (rescoring().rescoring, rescoring().rescore) == (Rescoring("swap", "relu"), "relu")
+    assert rescoring(forgetting="learner", phi="k3").rescoring == Rescoring("learner", "k3")
+    assert rescoring(forgetting="learner").rescore is None
+    assert rescoring(forgetting="none").rescoring is None
