@@ -6,9 +6,12 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions, TorchEngineOptions
-from trimtab.learner.options import COMPUTES, LearnerOptions
+from trimtab.learner.options import LearnerOptions
 from trimtab.methods.chain import Chain, Setting
+from trimtab.methods.points import Need
+from trimtab.methods.pool_side import Rescored, Rescoring
 from trimtab.methods.registry import Entry
 from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
@@ -28,6 +31,22 @@ class LockstepOptions(_Options):
     kind: Literal["lockstep"]
     lag: int = Field(0, ge=0, description="exact lag in batches; 0 is the synchronous run")
     swap_every: int = Field(0, ge=0, description="swap to the next newer weights every so many tokens inside a rollout; 0: never")
+    surplus: float = Field(0.0, ge=0, description="generate ceil(prompts_per_batch (1 + surplus)) groups a batch: something to select from")
+    max_lag: int | None = Field(None, ge=0, description="with surplus: the age at which a leftover expires, or none; not below lag")
+
+    @field_validator("max_lag", mode="before")
+    @classmethod
+    def _none(cls, value: object) -> object:
+        return None if value == "none" else value  # TOML has no null
+
+    @model_validator(mode="after")
+    def _leftovers(self) -> Self:
+        if self.max_lag is not None and not self.surplus:
+            raise TrimtabError.field("runtime.max_lag", self.max_lag, "lockstep without surplus leaves nothing over; set runtime.lag")
+        if self.max_lag is not None and self.max_lag < self.lag:
+            remedy = f"every group is {self.lag} old when it is due; give {self.lag} or more"
+            raise TrimtabError.field("runtime.max_lag", self.max_lag, remedy)
+        return self
 
 
 class LocalOptions(LagOptions):
@@ -83,13 +102,11 @@ class RunConfig(_Options):
     def _fits(self) -> Self:
         chain = self.chain()
         for method in chain.methods:
-            if lacking := method.needs & ~COMPUTES:
-                raise TrimtabError.field("methods", method.name, f"it needs {lacking}, which this learner does not compute; leave it out")
             if isinstance(self.runtime, LocalOptions):
                 self.runtime.require_depth(method.min_depth, method.name)
-            elif self.runtime.lag < method.min_depth:
-                remedy = f"{method.name} needs {method.min_depth} or more batches ahead; raise lag"
-                raise TrimtabError.field("runtime.lag", self.runtime.lag, remedy)
+            elif method.min_depth and not self.runtime.surplus:
+                remedy = f"lockstep brings what a batch takes and {method.name} chooses from more; give a surplus, such as 0.5"
+                raise TrimtabError.field("runtime.surplus", self.runtime.surplus, remedy)
         if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
             remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
             raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
@@ -103,7 +120,20 @@ class RunConfig(_Options):
     def asynchronous(self) -> bool:
         """Rollouts may be older than the weights they train: by lag, or at the second update of a batch."""
         r = self.runtime
-        return self.learner.updates_per_batch * self.learner.epochs > 1 or (r.lag > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0)
+        lagging = r.lag > 0 or r.surplus > 0 if isinstance(r, LockstepOptions) else r.max_lag != 0
+        return self.learner.updates_per_batch * self.learner.epochs > 1 or lagging
+
+    @property
+    def rescoring(self) -> Rescoring | None:
+        """How the run's methods want forgetting scores, if they do."""
+        asking = (m for m in self.chain().methods if Need.FORGETTING in m.needs)
+        return next((m.rescoring if isinstance(m, Rescored) else Rescoring("swap", "relu") for m in asking), None)
+
+    @property
+    def rescore(self) -> Phi | None:
+        """What the engine averages over the prefix of a rollout that a swap interrupts; None: it does not score."""
+        wanted = self.rescoring
+        return wanted.phi if wanted is not None and wanted.source == "swap" else None
 
     def chain(self) -> Chain:
         """The methods, resolved and checked against this run. A fresh chain at each call: methods hold state."""

@@ -56,6 +56,7 @@ def build(config: RunConfig) -> Parts:
             rollout=config.rollout,
             engine=config.engine,
             seed=config.seed,
+            rescore=config.rescore,
         )
         try:
             check_prompts(sampler.task, sampler.renderer)
