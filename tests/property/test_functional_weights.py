@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from trimtab.functional.advantages import group_mean, optimal_baseline
+from trimtab.functional.advantages import group_mean
+from trimtab.functional.baselines import against_mean, optimal_baseline
 from trimtab.functional.ess import ess, ess_multiplier
 from trimtab.functional.ratios import exp_clamped
 from trimtab.functional.weights import mask, truncate
@@ -105,7 +106,9 @@ def test_the_optimal_baseline_is_the_argmin(case):
     for step in (1e-3, 0.1, 1.0):
         assert energy(b) <= min(energy(b - step), energy(b + step)) + 1e-9
     assert r.min() - 1e-9 <= b <= r.max() + 1e-9
-    assert 0.0 <= float(got.variance_ratio_G) <= 1.0 + 1e-9
+    log_W, x = torch.tensor(log_w + shift), torch.tensor(r)
+    compared = against_mean(x, got.baseline_G[group], log_W, log_W, group, 1)
+    assert 0.0 <= float(compared.variance_ratio_G) <= 1.0 + 1e-9
     assert 1.0 / len(r) - 1e-12 <= float(got.share_G) <= 1.0
 
 

@@ -115,8 +115,8 @@ def gradient(model: PackedModel, rollouts: list[Rollout], n: Sizes, vcpo: bool) 
         if vcpo:
             pre_R = F.ratios.sequence_sum(weight_N * scale_N, packed.rollout_N, len(part)) / packed.length_R
             norm2_R = forward.norms(torch.ones_like(current_N), pre_R, reward, group)
-            log_W = F.advantages.opob_log_weight("paper", s_R, F.weights.truncate(s_R, CAP), norm2_R)
-            baseline_G = F.advantages.optimal_baseline(reward, log_W, group, groups).baseline_G
+            log_W = F.baselines.opob_log_weight("paper", s_R, F.weights.truncate(s_R, CAP), norm2_R)
+            baseline_G = F.baselines.optimal_baseline(reward, log_W, group, groups).baseline_G
             advantage_R = (reward - baseline_G[group]) * F.advantages.reward_scale(reward, group, groups)
         d_N = -scale_N * (weight_N * advantage_R[packed.rollout_N].float())
         if vcpo:

@@ -137,7 +137,7 @@ def make_learner(
     """A learner of a copy of ``model``; another copy of it is the reference, where a method needs one."""
     chosen = LearnerOptions.model_validate(options)
     chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, **(where or {}))
-    packed = PackedModel(copy.deepcopy(model), route=chosen.norms)  # type: ignore[arg-type]
+    packed = PackedModel(copy.deepcopy(model), route=chosen.norms, estimator=chain.norm_estimator)  # type: ignore[arg-type]
     reference = PackedModel(copy.deepcopy(model)) if Need.REFERENCE in chain.needs else None
     return Learner(packed, chain, chosen, max_length=MAX_LENGTH, reference=reference), capture
 

@@ -146,5 +146,6 @@ class RunConfig(_Options):
                 cut=sampling.top_p < 1 or sampling.top_k > 0,
                 reports_kept=True,  # the torch and scripted engines do
                 reduction=self.learner.reduction,
+                norms=self.learner.norms,
             ),
         )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from trimtab.functional import (
         advantages,
+        baselines,
         buckets,
         clipping,
         distribution,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "advantages",
+    "baselines",
     "buckets",
     "clipping",
     "distribution",

@@ -6,10 +6,12 @@ output. Reductions run in storage order: equal to the bit under permutation only
 """
 
 import math
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+from trimtab.functional.traces import order, scan, whiten
 
 Scale = Literal["group", "population", "batch", "none"]
 """What an advantage is divided by: the group's unbiased std, its population std, the batch's unbiased std, or nothing."""
@@ -100,57 +102,20 @@ def log_mean_exp_baseline(reward_R: Tensor, group_R: Tensor, groups: int, tau: f
     return torch.where(mean_G == 0, torch.zeros_like(mean_G), top_G + tau * mean_G.log())
 
 
-class OptimalBaseline(NamedTuple):
-    """``baseline_G`` with its diagnostics.
-
-    ``share_G``           max_i W_i / sum W: 1 where one rollout carries its own baseline (0 where all weights are 0)
-    ``variance_ratio_G``  sum W (R - b*)^2 / sum W (R - mean)^2, in [0, 1]; 1 where the mean leaves none (weighted std <= 1e-8)
-    """
-
-    baseline_G: Tensor
-    share_G: Tensor
-    variance_ratio_G: Tensor
-
-
-def optimal_baseline(reward_R: Tensor, log_weight_R: Tensor, group_R: Tensor, groups: int) -> OptimalBaseline:
-    """b* = sum W R / sum W per group: the b that minimizes sum W (R - b)^2 (VCPO, arXiv 2602.17616, Eq. 7: OPOB).
-
-    With W = ||gradient contribution at unit advantage||^2 that is the second moment of the policy gradient. Weights come as
-    logarithms and are shifted by the largest of the group, so that no ratio overflows. A log-weight of -inf is a weight of 0; with
-    all weights 0 the baseline is the group's mean. NaN and +inf give a NaN baseline: the caller refuses the step.
-
-    Not leave-one-out: a rollout that dominates its group gets an advantage near 0, which is what tames it.
-    """
+def group_min(reward_R: Tensor, group_R: Tensor, groups: int) -> Tensor:
+    """A = R - worst reward of the group, _R: no rollout is pushed down."""
     r = reward_R.double()
-    log_w = log_weight_R.detach().double()
-    top_G = torch.full((groups,), -math.inf, dtype=torch.float64, device=r.device).scatter_reduce(0, group_R, log_w, "amax")
-    top_G = torch.where(top_G == -math.inf, torch.zeros_like(top_G), top_G)
-    w_R = (log_w - top_G[group_R]).exp()
-    total_G = _sum_G(w_R, group_R, groups)
-    nothing_G = total_G == 0
-    divisor_G = torch.where(nothing_G, torch.ones_like(total_G), total_G)
-    mean_G = group_mean(r, group_R, groups)
-    baseline_G = torch.where(nothing_G, mean_G, _sum_G(w_R * r, group_R, groups) / divisor_G)
-
-    largest_G = torch.zeros_like(total_G).scatter_reduce(0, group_R, w_R, "amax")
-    around_best_G = _sum_G(w_R * (r - baseline_G[group_R]).square(), group_R, groups)
-    around_mean_G = _sum_G(w_R * (r - mean_G[group_R]).square(), group_R, groups)
-    flat_G = around_mean_G <= STD_FLOOR**2 * total_G
-    ratio_G = around_best_G / torch.where(flat_G, torch.ones_like(around_mean_G), around_mean_G)
-    return OptimalBaseline(baseline_G, largest_G / divisor_G, torch.where(flat_G, torch.ones_like(ratio_G), ratio_G))
+    worst_G = torch.full((groups,), math.inf, dtype=torch.float64, device=r.device).scatter_reduce(0, group_R, r, "amin")
+    return r - worst_G[group_R]
 
 
-def opob_log_weight(form: Literal["paper", "exact", "repo"], log_ratio_R: Tensor, log_truncated_R: Tensor, norm2_R: Tensor) -> Tensor:
-    """log W of ``optimal_baseline``, _R float64; -inf where ``norm2_R`` is 0.
+def reward_to_go(reward_N: Tensor, length_R: Tensor) -> Tensor:
+    """G_t = sum of the rewards of token t and all later ones of its rollout, _N float64."""
+    r_N = reward_N.double()
+    return scan(r_N[None], torch.ones_like(r_N)[None], order(length_R))[0]
 
-    ``paper``  W = w^2 ||u||^2             norm2 = ||u||^2, u = grad sum_t log pi (unit coefficient 1 on every action token)
-    ``repo``   W = min(w, c)^2 w^2 ||u||^2  the released code: its gradient already carries the truncated weight; same norm2
-    ``exact``  W = ||g||^2                 norm2 = ||g||^2, g = the rollout's contribution to this very loss at unit advantage
 
-    ``log_ratio_R`` is the untruncated sequence log w, ``log_truncated_R`` = log min(w, c); ``exact`` reads neither.
-    """
-    log_norm2_R = norm2_R.detach().double().log()
-    if form == "exact":
-        return log_norm2_R
-    log_w = 2.0 * log_ratio_R.detach().double() + log_norm2_R
-    return log_w if form == "paper" else log_w + 2.0 * log_truncated_R.detach().double()
+def reinforce_pp(return_N: Tensor) -> Tensor:
+    """A_t = (G_t - mean) / std over all tokens of the batch, _N (Hu 2025, arXiv 2501.03262, Eq. 10); exactly 0 where all are equal."""
+    spread = return_N.max() - return_N.min() if return_N.numel() else return_N.new_zeros(())
+    return torch.where(spread <= STD_FLOOR, torch.zeros_like(return_N, dtype=torch.float64), whiten(return_N))

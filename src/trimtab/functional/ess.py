@@ -45,10 +45,13 @@ def ess(log_w_R: Tensor, cap: float | None = None) -> Ess:
     return Ess(value, value / s.numel(), finite)
 
 
-def ess_multiplier(ratio: float, *, rule: Literal["sqrt", "linear"] = "sqrt", reference: float = 1.0, floor: float = 0.0) -> float:
+def ess_multiplier(
+    ratio: float, *, rule: Literal["sqrt", "linear"] = "sqrt", reference: float = 1.0, floor: float = 0.0, dead_band: float = 0.0
+) -> float:
     """Learning-rate multiplier: m = min(1, ratio / reference), then sqrt(m) (adaptive optimizers) or m (SGD), at least ``floor``.
 
-    ``reference`` is the ratio of on-policy batches; the published runs use the constant 1, or 0.55 for multi-turn tool use.
+    ``reference`` is the ratio of on-policy batches; the published runs use the constant 1, or 0.55 for multi-turn tool use. 1 while
+    ratio >= (1 - dead_band) reference.
 
     Raises:
         ValueError: ``ratio`` is not finite (min(1, NaN) would be a full step at the worst moment), or reference <= 0.
@@ -57,5 +60,7 @@ def ess_multiplier(ratio: float, *, rule: Literal["sqrt", "linear"] = "sqrt", re
         raise ValueError(f"ess_multiplier: ratio = {ratio}; refuse the step where the effective sample size is not finite")
     if reference <= 0.0:
         raise ValueError(f"ess_multiplier: reference = {reference}; the on-policy ratio lies in (0, 1]")
-    m = min(1.0, ratio / reference)
+    if ratio >= (1.0 - dead_band) * reference:
+        return 1.0
+    m = ratio / reference
     return max(floor, math.sqrt(m) if rule == "sqrt" else m)

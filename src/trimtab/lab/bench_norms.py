@@ -197,8 +197,8 @@ def _opob(size: Size, packed: Packed, reward_R: Tensor, route: Route) -> Callabl
         log_ratio_R = credit.log_ratio_R(p.current_N)
         pre_R = credit.before_credit(log_ratio_R)
         norm2_R = p.norms(one_N, pre_R, reward_R, credit.group_R)
-        log_weight_R = F.advantages.opob_log_weight("paper", log_ratio_R, log_ratio_R, norm2_R)
-        baseline_G = F.advantages.optimal_baseline(reward_R, log_weight_R, credit.group_R, credit.groups).baseline_G
+        log_weight_R = F.baselines.opob_log_weight("paper", log_ratio_R, log_ratio_R, norm2_R)
+        baseline_G = F.baselines.optimal_baseline(reward_R, log_weight_R, credit.group_R, credit.groups).baseline_G
         p.finish(pre_R * (reward_R - baseline_G[credit.group_R]) * credit.scale_R)
         optimizer.step()
         optimizer.zero_grad()

@@ -2,7 +2,8 @@
 
 Every loss is a per-token coefficient: d_N on the log-probs and h_N on the entropies. Under per-rollout gradient norms the
 backward first carries the unit coefficient q_N, then the norms are known, then the gradient of
-sum_R c_R sum_{N in R} q_N current_N is formed by the pass's route (``norms/``).
+sum_R c_R sum_{N in R} q_N current_N is formed by the pass's route (``norms/``). Estimated norms need no such backward, or the
+beginning of one.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from trimtab.learner.norms.estimate import Route, Shape, choose_route, estimate
 from trimtab.learner.norms.registry import Registry, survey
 from trimtab.learner.norms.routes import TapeRoute
 from trimtab.learner.norms.tape import Tape
+from trimtab.learner.norms.top import Signs, TopRoute, top_registry
 from trimtab.learner.norms.two_buffer import TwoBuffer
 from trimtab.learner.norms.units import Buffers
 from trimtab.learner.packing import Packed
+from trimtab.methods.points import NormEstimator
 
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]
 
 
 class Norms(Protocol):
-    """A route to exact per-rollout norms and the re-weighted gradient."""
+    """A route to per-rollout norms and the re-weighted gradient."""
 
     def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor: ...
     def finish(self, c_R: Tensor) -> None: ...
@@ -63,7 +66,7 @@ class Pass:
         torch.autograd.backward(outputs, coefficients, retain_graph=self._route is not None)
 
     def norms(self, q_N: Tensor, pre_R: Tensor, reward_R: Tensor, group_R: Tensor) -> Tensor:
-        """||grad sum_{N in R} q_N current_N||^2 per rollout over all trainable parameters, float64.
+        """||grad sum_{N in R} q_N current_N||^2 per rollout over all trainable parameters, or what stands for it, float64.
 
         ``pre_R``: the part of a rollout's final coefficient known now; it, ``reward_R`` and ``group_R`` serve ``two_buffer``.
         """
@@ -85,18 +88,24 @@ class Pass:
 class PackedModel:
     """A transformers causal language model, tied or untied, that runs packed batches.
 
-    ``route``: how per-rollout gradient norms are formed; ``auto`` takes the cheapest whose estimate fits ``memory`` bytes beyond
-    an ordinary backward (``norms/estimate.py``). ``logits``: how many logits may be alive at a time.
+    ``estimator``: what per-rollout gradient norms are of. ``route``: how exact ones are formed; ``auto`` takes the cheapest whose
+    estimate fits ``memory`` bytes beyond an ordinary backward (``norms/estimate.py``). ``logits``: how many logits may be alive at a time.
     """
 
     def __init__(
-        self, model: PreTrainedModel, *, route: Route | Literal["auto"] = "auto", memory: int = 512 * 2**20, logits: int = BUDGET
+        self,
+        model: PreTrainedModel,
+        *,
+        route: Route | Literal["auto"] = "auto",
+        memory: int = 512 * 2**20,
+        logits: int = BUDGET,
+        estimator: NormEstimator = "exact",
     ) -> None:
         attend_packed(model)
         self.model = model
         self._weight: nn.Parameter = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         self._route, self._memory, self._logits = route, memory, logits
-        self._buffers = Buffers()
+        self._estimator, self._signs, self._buffers = estimator, Signs(), Buffers()
 
     @property
     def device(self) -> torch.device:
@@ -136,10 +145,17 @@ class PackedModel:
         """Run the model; ``norms`` prepares for :meth:`Pass.norms`, ``vocab`` computes entropy and sum of squared probabilities.
 
         Raises:
-            TrimtabError: ``norms``, and a trainable module is unknown, shared, or not called exactly once.
+            TrimtabError: exact norms of a trainable module that is unknown, shared, or not called exactly once.
         """
         if not norms:
             return Pass(packed, self._run(packed, vocab)[2])
+        if self._estimator != "exact":
+            top = Tape(top_registry(self.model), packed.rows.rows) if self._estimator == "sketch" else None
+            head, hidden, outputs = self._run(packed, vocab, top)
+            stand_in = TopRoute(
+                packed, head, hidden, outputs[0], self._weight, top, signs=self._signs, buffers=self._buffers, memory=self._memory
+            )
+            return Pass(packed, outputs, stand_in)
         route, registry = self.route_for(packed), self.registry
         if route == "two_buffer":
             with torch.no_grad():

@@ -20,6 +20,7 @@ from trimtab.methods.protocol import (
     Keep,
     Method,
     Need,
+    NormEstimator,
     Point,
     Rank,
     Ratio,
@@ -95,6 +96,7 @@ class Setting:
     cut: bool  # top-k, top-p or allowed tokens cut the sampling distribution
     reports_kept: bool  # the engine reports kept sets
     reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
+    norms: str = "auto"  # learner.norms: the procedure of exact per-sequence norms
 
 
 @dataclass(slots=True)
@@ -194,6 +196,11 @@ class Chain:
     @property
     def needs(self) -> Need:
         return reduce(lambda a, b: a | b, (m.needs for m in self.methods), Need.NOTHING)
+
+    @property
+    def norm_estimator(self) -> NormEstimator:
+        """What the learner measures under Need.SEQ_NORMS."""
+        return self.owner(Point.CREDIT).norms
 
     @property
     def calibration(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import Enum, Flag, IntEnum, StrEnum, auto
+from typing import Literal
 
 
 class Point(StrEnum):
@@ -29,6 +30,10 @@ class Need(Flag):
     VOCAB = auto()  # entropy and sum of squared probabilities
     SEQ_NORMS = auto()  # per-rollout gradient norms of unit()
     FORGETTING = auto()
+
+
+NormEstimator = Literal["exact", "sketch", "last_layer"]
+"""What stands for a rollout's gradient norm: that of all parameters, random projections of the top layers, the LM head's alone."""
 
 
 class Ratio(StrEnum):

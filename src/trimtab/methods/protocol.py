@@ -51,6 +51,7 @@ from trimtab.methods.learner_side import (
 )
 from trimtab.methods.points import (
     Need,
+    NormEstimator,
     Point,
     Rank,
     Ratio,
@@ -74,6 +75,7 @@ __all__ = [
     "Method",
     "MethodOptions",
     "Need",
+    "NormEstimator",
     "Notes",
     "Point",
     "PoolView",
@@ -125,6 +127,7 @@ class Method:
     masks_only: bool = False  # weigh: drops tokens or rollouts and weighs none, so it composes with a weight for the same ratio
     linear: bool = False  # objective: linear in the advantage
     silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
+    norms: NormEstimator = "exact"  # credit under SEQ_NORMS: what the learner measures
     whole_update: bool = False  # credit under SEQ_NORMS: compares rollouts of the whole update, so norms are measured before any backward
     level: Literal["token", "sequence"] | None = None  # weigh
     rank: Rank = Rank.CLIP

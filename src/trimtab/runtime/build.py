@@ -78,8 +78,8 @@ def _check_device(field: str, name: str) -> None:
 def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:
     """The learner of a run, around this policy's model."""
     options = config.learner
-    model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20)
-    if Need.SEQ_NORMS in chain.needs:
+    model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20, estimator=chain.norm_estimator)
+    if Need.SEQ_NORMS in chain.needs and chain.norm_estimator == "exact":
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
     return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, reference=reference)
@@ -91,7 +91,9 @@ def _reference(config: RunConfig, policy: Policy) -> PackedModel:
     check_folder(folder)
     found = load_policy(folder, policy.model.dtype, config.learner.device).model
     if found.config.vocab_size != policy.model.config.vocab_size:
-        remedy = f"it has {found.config.vocab_size} token ids and the policy {policy.model.config.vocab_size}; use one of the same vocabulary"
+        remedy = (
+            f"it has {found.config.vocab_size} token ids and the policy {policy.model.config.vocab_size}; use one of the same vocabulary"
+        )
         raise TrimtabError.field("learner.reference", config.learner.reference, remedy)
     return PackedModel(found.requires_grad_(False))
 

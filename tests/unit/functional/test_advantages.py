@@ -1,4 +1,4 @@
-"""Advantages: golden values, degenerate groups, and the optimal baseline against NumPy."""
+"""Advantages: golden values and degenerate groups."""
 
 import math
 
@@ -10,11 +10,12 @@ from trimtab.functional.advantages import (
     b0,
     dr_grpo,
     group_mean,
+    group_min,
     grpo,
-    opob_log_weight,
-    optimal_baseline,
     reinforce,
+    reinforce_pp,
     reward_scale,
+    reward_to_go,
     rloo,
 )
 
@@ -84,63 +85,26 @@ def test_empty_input():
     for a in (grpo(none, group, 0), rloo(none, group, 0), grpo(none, group, 0, "batch"), reinforce(none)):
         assert a.shape == (0,)
     assert group_mean(none, group, 2).tolist() == [0.0, 0.0]
-    best = optimal_baseline(none, none, group, 1)
-    assert (best.baseline_G.tolist(), best.share_G.tolist(), best.variance_ratio_G.tolist()) == ([0.0], [0.0], [1.0])
+    assert reinforce_pp(none).shape == group_min(none, group, 1).shape == (0,)
 
 
-def test_optimal_baseline_and_its_diagnostics_against_numpy():
-    rng = np.random.default_rng(5)
-    group = rng.integers(0, 3, 40)
-    r, log_w = rng.standard_normal(40), 3 * rng.standard_normal(40)
-    got = optimal_baseline(torch.tensor(r), torch.tensor(log_w), torch.tensor(group), 3)
-    for g in range(3):
-        x, w = r[group == g], np.exp(log_w[group == g])
-        b = (w * x).sum() / w.sum()
-        assert float(got.baseline_G[g]) == pytest.approx(b, rel=1e-12)
-        assert float(got.share_G[g]) == pytest.approx(w.max() / w.sum(), rel=1e-12)
-        assert float(got.variance_ratio_G[g]) == pytest.approx((w * (x - b) ** 2).sum() / (w * (x - x.mean()) ** 2).sum(), rel=1e-12)
+def test_group_min_pushes_nobody_down():
+    group = torch.tensor([0, 1, 0, 1, 0])
+    assert group_min(torch.tensor([1.0, -2.0, 3.0, 4.0, 1.5]), group, 2).tolist() == [0.0, 0.0, 2.0, 6.0, 0.5]
 
 
-def test_equal_weights_give_the_group_mean_to_the_bit():
-    for shift in (-1e4, 0.0, 1e4):
-        best = optimal_baseline(R, torch.full((8,), shift), ONE, 1)
-        assert torch.equal(best.baseline_G, group_mean(R, ONE, 1))
-        assert best.share_G.tolist() == [1 / 8]
+def test_reward_to_go_ends_with_its_rollout():
+    r = torch.tensor([1.0, 0.0, 2.0, -1.0, 0.5])
+    assert reward_to_go(r, torch.tensor([3, 0, 2])).tolist() == [3.0, 2.0, 2.0, -0.5, 0.5]
 
 
-def test_a_dominating_rollout_is_its_own_baseline():
-    for gap in (1e4, 1e300):
-        log_w = torch.zeros(8, dtype=torch.float64)
-        log_w[3] = gap
-        r = torch.arange(8, dtype=torch.float64)
-        best = optimal_baseline(r, log_w, ONE, 1)
-        assert (best.baseline_G.tolist(), best.share_G.tolist(), best.variance_ratio_G.tolist()) == ([3.0], [1.0], [0.0])
+def test_reinforce_pp_whitens_over_all_tokens():
+    returns = torch.tensor([1.0, 1.0, 0.0, 0.0, 0.0, 0.5])
+    x = returns.double().numpy()
+    np.testing.assert_allclose(reinforce_pp(returns), (x - x.mean()) / np.sqrt(x.var(ddof=1) + 1e-8), rtol=1e-13)
 
 
-def test_all_weights_zero_fall_back_to_the_mean_of_that_group_only():
-    group = torch.tensor([0, 0, 1, 1])
-    log_w = torch.tensor([-math.inf, -math.inf, -math.inf, 0.0])
-    best = optimal_baseline(torch.tensor([1.0, 0.0, 1.0, 0.25]), log_w, group, 2)
-    assert best.baseline_G.tolist() == [0.5, 0.25]
-    assert best.share_G.tolist() == [0.0, 1.0]
-
-
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_broken_weight_breaks_the_baseline_of_its_group_visibly(bad):
-    best = optimal_baseline(torch.tensor([1.0, 0.0, 1.0, 0.0]), torch.tensor([0.0, bad, 0.0, 0.0]), torch.tensor([0, 0, 1, 1]), 2)
-    assert torch.isnan(best.baseline_G[0])
-    assert best.baseline_G[1] == 0.5
-
-
-def test_the_three_weightings():
-    w, c, norm2 = np.array([0.5, 20.0, 1.0]), 8.0, np.array([2.0, 3.0, 0.0])
-    s, t = torch.tensor(w).log(), torch.tensor(np.minimum(w, c)).log()
-    want = {"paper": w**2 * norm2, "repo": np.minimum(w, c) ** 2 * w**2 * norm2, "exact": norm2}
-    for form, expected in want.items():
-        np.testing.assert_allclose(opob_log_weight(form, s, t, torch.tensor(norm2)).exp(), expected, rtol=1e-12)
-
-
-def test_a_huge_ratio_does_not_overflow_the_paper_weighting():
-    log_w = opob_log_weight("paper", torch.tensor([1e3, 0.0]), torch.zeros(2), torch.tensor([1.0, 1.0]))
-    best = optimal_baseline(torch.tensor([1.0, 0.0]), log_w, torch.zeros(2, dtype=torch.int64), 1)
-    assert best.baseline_G.tolist() == [1.0]
+def test_reinforce_pp_of_equal_returns_is_exactly_no_signal():
+    assert reinforce_pp(torch.full((7,), 0.1)).tolist() == [0.0] * 7
+    assert reinforce_pp(torch.tensor([0.3])).tolist() == [0.0]
+    assert torch.isnan(reinforce_pp(torch.tensor([0.3, math.nan]))).all()

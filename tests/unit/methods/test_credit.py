@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from support.views import make_view, notes, ratios
+from support.views import make_view, notes, ratios, setting
 from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.protocol import Need, View, Weighing
+from trimtab.methods.protocol import Need, Point, View, Weighing
 from trimtab.methods.registry import Entry, build
+from trimtab.records import TrimtabError
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.25, 0.5, 1.0, 1.0]
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
@@ -91,22 +92,164 @@ def test_opob_minimizes_the_second_moment_of_its_group(weighting: str, std: str)
 
 def test_opob_reports_its_baseline_beside_the_mean_of_mixed_groups() -> None:
     v = view()
-    advantage("opob", {}, v)
+    w = build("seq_tis", {"c": 2.0}).weigh(v)  # type: ignore[attr-defined]
+    advantage("opob", {}, v, w)
     metrics = notes(v).metrics
     _, s_R = ratios(v)
-    weight, r, g = np.exp(s_R) ** 2 * np.array(NORM2), np.array(REWARDS), np.array(GROUPS)
-    best = [np.average(r[g == i], weights=weight[g == i]) for i in (0, 2)]
-    means = [r[g == i].mean() for i in (0, 2)]
-    share = [weight[g == i].max() / weight[g == i].sum() for i in (0, 2)]
-    moment = [np.average((r[g == i] - b) ** 2, weights=weight[g == i]) for i, b in ((0, best[0]), (2, best[1]))]
-    around = [np.average((r[g == i] - m) ** 2, weights=weight[g == i]) for i, m in ((0, means[0]), (2, means[1]))]
-    want = {
-        "opob/baseline": (sum(best), 2),
-        "opob/group_mean": (sum(means), 2),
-        "opob/max_share": (sum(share), 2),
-        "opob/variance_ratio": (moment[0] / around[0] + moment[1] / around[1], 2),
-    }
-    assert metrics == {k: pytest.approx(n) for k, n in want.items()}
+    r, g, lengths = np.array(REWARDS), np.array(GROUPS), np.array(LENGTHS)
+    weight = np.exp(s_R) ** 2 * np.array(NORM2)
+    contribution = (np.minimum(np.exp(s_R), 2.0) / lengths / len(r)) ** 2 * np.array(NORM2)
+    want = dict.fromkeys(("baseline", "group_mean", "max_share", "variance_ratio", "gradient_change"), 0.0)
+    for i in (0, 2):
+        x, w_i, c_i = r[g == i], weight[g == i], contribution[g == i]
+        b, off = np.average(x, weights=w_i), x - x.mean()
+        want["baseline"] += b
+        want["group_mean"] += x.mean()
+        want["max_share"] += w_i.max() / w_i.sum()
+        want["variance_ratio"] += (w_i * (x - b) ** 2).sum() / (w_i * off**2).sum()
+        want["gradient_change"] += np.sqrt((c_i * (b - x.mean()) ** 2).sum() / (c_i * off**2).sum())
+    metrics.pop("seq_tis/truncated")
+    assert metrics == {f"opob/{name}": (pytest.approx(x), 2) for name, x in want.items()}
+
+
+def test_opob_over_the_whole_update_minimizes_its_second_moment() -> None:
+    """With a scale per group the second moment weighs by W / std^2; without a scale equal scores count as well."""
+    for std in STDS:
+        v = view()
+        _, s_R = ratios(v)
+        r, scale = np.array(REWARDS), by_group(lambda x, _: np.full(len(x), inverse_std(x, std)))  # noqa: B023
+        weight = np.exp(s_R) ** 2 * np.array(NORM2) * scale**2
+        grid = np.linspace(-0.5, 1.5, 200_001)
+        best = grid[np.argmin((weight[:, None] * (r[:, None] - grid) ** 2).sum(0))]
+        np.testing.assert_allclose(advantage("opob", {"scope": "batch", "std": std}, v), (r - best) * scale, atol=1e-4 * scale.max())
+
+
+@pytest.mark.parametrize("weighting", ["paper", "exact"])
+def test_opob_by_length_reads_no_norms(weighting: str) -> None:
+    v = make_view(REWARDS, GROUPS, LENGTHS)
+    w = build("seq_tis", {"c": 2.0}).weigh(v)  # type: ignore[attr-defined]
+    _, s_R = ratios(v)
+    g, lengths = np.array(GROUPS), np.array(LENGTHS)
+    weight = {"paper": np.exp(s_R) ** 2 * lengths, "exact": np.minimum(np.exp(s_R), 2.0) ** 2 / lengths}[weighting]
+    want = by_group(lambda x, i: x - np.average(x, weights=weight[g == i]))
+    np.testing.assert_allclose(
+        advantage("opob", {"norms": "length", "weighting": weighting, "std": "none"}, v, w), want, rtol=1e-10, atol=1e-12
+    )
+    assert build("opob", {"norms": "length"}).needs == Need.SCORE
+
+
+def test_opob_aggregations_and_leave_one_out() -> None:
+    _, s_R = ratios(view())
+    weight, g = np.exp(s_R) ** 2 * np.array(NORM2), np.array(GROUPS)
+
+    def others(x: np.ndarray, i: int) -> np.ndarray:
+        w = weight[g == i]
+        return np.array([x[j] - np.average(np.delete(x, j), weights=np.delete(w, j)) for j in range(len(x))])
+
+    got = advantage("opob", {"leave_one_out": True, "std": "none"}, view())
+    np.testing.assert_allclose(got, by_group(others), rtol=1e-9, atol=1e-12)
+
+    def median(x: np.ndarray, i: int) -> np.ndarray:
+        order, w = np.argsort(x, kind="stable"), weight[g == i]
+        return x - x[order][np.searchsorted(np.cumsum(w[order]), 0.5 * w.sum())]
+
+    np.testing.assert_allclose(advantage("opob", {"aggregation": "median", "std": "none"}, view()), by_group(median), atol=1e-12)
+    with pytest.raises(TrimtabError, match="leave_one_out is a mean of the others; use aggregation = mean"):
+        build("opob", {"leave_one_out": True, "aggregation": "median"})
+
+
+def resolve(*entries: Any, **where: Any) -> Chain:
+    return Chain.resolve([Entry(name=e) if isinstance(e, str) else Entry.model_validate(e) for e in entries], setting(**where))
+
+
+def test_two_buffers_cannot_do_what_differs_by_rollout_or_is_estimated() -> None:
+    for options, refused in (
+        ({"leave_one_out": True}, "methods.opob.leave_one_out = True: two_buffer cannot form a baseline that differs by rollout"),
+        ({"norms": "sketch"}, "methods.opob.norms = 'sketch': two_buffer measures exact norms"),
+    ):
+        entry = {"name": "opob", **options}
+        with pytest.raises(TrimtabError, match=refused):
+            resolve("vcpo", entry, norms="two_buffer")
+        resolve("vcpo", entry)
+    resolve("vcpo", {"name": "opob", "norms": "length"}, norms="two_buffer")
+
+
+def test_the_chain_says_which_norms_it_wants() -> None:
+    assert [resolve("vcpo", {"name": "opob", "norms": n}).norm_estimator for n in ("exact", "sketch", "last_layer", "length")] == [
+        "exact",
+        "sketch",
+        "last_layer",
+        "exact",
+    ]
+    assert resolve("seq_tis").norm_estimator == "exact"
+
+
+# ---------------------------------------------------------------------------------------------------------------- other baselines
+
+
+def test_opo_weighs_by_length() -> None:
+    lengths, g = np.array(LENGTHS), np.array(GROUPS)
+    want = by_group(lambda x, i: x - np.average(x, weights=lengths[g == i]))
+    np.testing.assert_allclose(advantage("opo", {}, view()), want, rtol=1e-12, atol=1e-15)
+    scaled = by_group(lambda x, i: (x - np.average(x, weights=lengths[g == i])) * inverse_std(x, "group"))
+    np.testing.assert_allclose(advantage("opo", {"std": "group"}, view()), scaled, rtol=1e-12, atol=1e-9)
+
+
+@pytest.mark.parametrize("std", STDS)
+def test_group_min(std: str) -> None:
+    np.testing.assert_allclose(advantage("group_min", {"std": std}, view()), by_group(lambda r, _: (r - r.min()) * inverse_std(r, std)))
+
+
+def test_group_min_is_b0_where_the_worst_reward_is_zero() -> None:
+    mixed = make_view([1, 0, 0, 1, 0.5, 0], [0, 0, 0, 1, 1, 1], [2] * 6)
+    np.testing.assert_array_equal(advantage("group_min", {}, mixed), advantage("b0", {}, mixed))
+
+
+def token_rewards(v: View) -> np.ndarray:
+    """Step-level rewards at the first token of each rollout of two or more."""
+    step = np.zeros(sum(LENGTHS))
+    step[np.cumsum(LENGTHS)[np.array(LENGTHS) > 1] - np.array(LENGTHS)[np.array(LENGTHS) > 1]] = 0.25
+    v.reward_N = torch.from_numpy(step)
+    ends = np.cumsum(LENGTHS)
+    rest = np.array(REWARDS) - np.array([step[e - n : e].sum() for n, e in zip(LENGTHS, ends, strict=True)])
+    step = step.copy()
+    step[ends - 1] += rest
+    return np.concatenate([np.cumsum(step[e - n : e][::-1])[::-1] for n, e in zip(LENGTHS, ends, strict=True)])
+
+
+@pytest.mark.parametrize("baseline", ["none", "group"])
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_reinforce_pp(baseline: str, stepwise: bool) -> None:
+    v = view()
+    returns = token_rewards(v) if stepwise else np.repeat(REWARDS, LENGTHS)
+    method = build("reinforce_pp", {"baseline": baseline})
+    assert method.cadence == {Point.CREDIT: "batch"}
+    credit = method.credit(v, no_weight(v))  # type: ignore[attr-defined]
+    x = returns - (np.repeat(by_group(lambda r, _: np.full(len(r), r.mean())), LENGTHS) if baseline == "group" else 0)
+    np.testing.assert_allclose(credit.advantage_N, (x - x.mean()) / np.sqrt(x.var(ddof=1) + 1e-8), rtol=1e-10)
+    assert credit.advantage_R is None
+
+
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_otb(stepwise: bool) -> None:
+    v = view()
+    returns = token_rewards(v) if stepwise else np.repeat(REWARDS, LENGTHS)
+    p2 = np.random.default_rng(8).random(sum(LENGTHS))
+    v.sum_p2_N = torch.from_numpy(p2)
+    w = build("seq_tis", {"c": 2.0}).weigh(v)  # type: ignore[attr-defined]
+    _, s_R = ratios(v)
+    pi = np.exp(v.current.numpy())
+    energy = np.repeat(np.minimum(np.exp(s_R), 2.0), LENGTHS) ** 2 * np.maximum(1 - 2 * pi + p2, 0)
+    ends = np.cumsum(LENGTHS)
+    V = [np.cumsum(energy[e - n : e]) for n, e in zip(LENGTHS, ends, strict=True)]
+    G = [returns[e - n : e] for n, e in zip(LENGTHS, ends, strict=True)]
+    want = []
+    for i, n in enumerate(LENGTHS):
+        for t in range(n):
+            there = [j for j in range(len(LENGTHS)) if GROUPS[j] == GROUPS[i] and LENGTHS[j] > t]
+            want.append(G[i][t] - np.average([G[j][t] for j in there], weights=[V[j][t] for j in there]))
+    got = build("otb", {}).credit(v, w).advantage_N  # type: ignore[attr-defined]
+    np.testing.assert_allclose(got, want, rtol=1e-10, atol=1e-12)
 
 
 def test_opob_measures_the_plain_gradient_or_the_true_contribution() -> None:
@@ -131,6 +274,13 @@ def test_opob_measures_the_plain_gradient_or_the_true_contribution() -> None:
         ("b0", {"std": "batch"}, False),
         ("b0", {"std": "none"}, False),
         ("reinforce", {}, False),
+        ("opo", {}, True),
+        ("group_min", {"std": "none"}, True),
+        ("opob", {"norms": "length"}, True),
+        ("opob", {"scope": "batch"}, True),
+        ("opob", {"scope": "batch", "std": "population"}, True),
+        ("opob", {"scope": "batch", "std": "batch"}, False),
+        ("opob", {"scope": "batch", "std": "none"}, False),
     ],
 )
 def test_silent_says_whether_equal_scores_get_no_credit(name: str, options: dict[str, Any], silent: bool) -> None:
@@ -144,7 +294,8 @@ def test_silent_says_whether_equal_scores_get_no_credit(name: str, options: dict
 
 
 def test_only_opob_asks_for_norms() -> None:
-    assert [n for n in ("grpo", "rloo", "reinforce", "b0", "opob") if Need.SEQ_NORMS in build(n, {}).needs] == ["opob"]
+    names = ("grpo", "rloo", "reinforce", "b0", "opob", "opo", "group_min", "reinforce_pp", "otb")
+    assert [n for n in names if Need.SEQ_NORMS in build(n, {}).needs] == ["opob"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ objectives

@@ -12,9 +12,9 @@ import torch
 from support.views import result, setting, step_view
 from trimtab.learner.gradient import ActorGradient
 from trimtab.methods.chain import Chain
+from trimtab.methods.ess import ESSStep
 from trimtab.methods.protocol import Keep, Method, Notes, Refuse, Skip, StepResult, StepView
 from trimtab.methods.registry import Entry, Member, build
-from trimtab.methods.vcpo import ESSStep
 from trimtab.records import TrimtabError
 
 
@@ -59,10 +59,25 @@ def test_above_the_reference_is_a_full_step_and_the_floor_holds() -> None:
     assert ess(floor=0.2).step(step_view(one_owns_all)) == 0.2
 
 
+def test_the_dead_band_lets_noise_of_the_reference_pass_and_scales_in_full_below_it() -> None:
+    reference = share(SPREAD) / 0.85
+    for band, expected in ((0.0, 0.85**0.5), (0.1, 0.85**0.5), (0.2, 1.0)):
+        notes = Notes()
+        got = ess(reference=min(reference, 1.0), dead_band=band).step(step_view(SPREAD, recorder=notes))
+        assert got == pytest.approx(expected)
+        assert notes.metrics["ess/multiplier"] == (pytest.approx(expected), 1.0)
+        assert bool(notes.decisions) is (expected < 1)
+
+
+@pytest.mark.parametrize(("weights", "root"), [((1, 1, 1, 5), 0.756), ((4, 1, 1), 0.816), ((1, 0.5, 2, 20), 0.584)])
+def test_worked_numbers(weights: tuple[float, ...], root: float) -> None:
+    assert ess().step(step_view([float(np.log(w)) for w in weights])) == pytest.approx(root, abs=5e-4)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 def test_a_broken_ratio_is_never_a_full_step(bad: float) -> None:
     assert ess().step(step_view([0.0, bad])) == Refuse("non-finite importance ratio")
-    assert ess(nan="floor", floor=0.05).step(step_view([0.0, bad])) == 0.05
+    assert ess(floor=0.05, dead_band=0.9).step(step_view([0.0, bad])) == Refuse("non-finite importance ratio")
 
 
 def test_calibration_takes_the_median_of_its_batches() -> None:
@@ -77,7 +92,10 @@ def test_calibration_takes_the_median_of_its_batches() -> None:
     expected = (share(SPREAD) / statistics.median(shares)) ** 0.5
     notes = Notes()
     assert m.step(step_view(SPREAD, recorder=notes)) == pytest.approx(expected)
-    assert notes.metrics == {"ess/reference": (pytest.approx(statistics.median(shares)), 1.0)}
+    assert notes.metrics == {
+        "ess/reference": (pytest.approx(statistics.median(shares)), 1.0),
+        "ess/multiplier": (pytest.approx(expected), 1.0),
+    }
     assert ess().calibration == 0
 
 

@@ -51,30 +51,32 @@ class HeadUnit:
         self._crossed: list[tuple[int, slice, slice, Tensor]] = []
 
     def measure(self, tied: EmbeddingUnit | None) -> Tensor:
-        """Add the head's norms; return d (sum q current) / d hidden."""
-        if not self.weight.requires_grad:
-            dhidden, _ = self.head.backward(self.q_H, weight=False)
-            assert dhidden is not None
-            return dhidden
+        """Add the head's norms if it is trained; return d (sum q current) / d hidden."""
+        dhidden = self.add(tied) if self.weight.requires_grad else self.head.backward(self.q_H, weight=False)[0]
+        assert dhidden is not None
+        return dhidden
+
+    def add(self, tied: EmbeddingUnit | None = None, *, hidden: bool = True) -> Tensor | None:
+        """Add the head's norms; d (sum q current) / d hidden where ``hidden`` asks for it."""
         size = len(self._layout.lengths) * self.weight.numel() * self.weight.element_size()
         if self.head.whole and size <= self.budget.left:
             self.budget.left -= size
-            return self._materialize()
-        return self._gram(tied)
+            return self._materialize(hidden)
+        return self._gram(tied, hidden)
 
-    def _materialize(self) -> Tensor:
+    def _materialize(self, hidden: bool) -> Tensor | None:
         head = self.head
         dz = head.dlogits(slice(0, head.rows), 0, head.width, self.q_H)
         self._kept = dz.new_zeros(len(self._layout.lengths), *self.weight.shape)
         for b in self._layout.blocks:
             self._kept[b.members] = torch.bmm(b.take_zero(dz).mT, b.take(head.hidden))
         self.budget.add(self._kept)
-        return dz @ self.weight
+        return dz @ self.weight if hidden else None
 
-    def _gram(self, tied: EmbeddingUnit | None) -> Tensor:
+    def _gram(self, tied: EmbeddingUnit | None, hidden: bool) -> Tensor | None:
         """Rollout by rollout, vocabulary chunk by chunk: ||dz^T h||^2 = sum_{s,t} <dz_s, dz_t> <h_s, h_t>."""
         head = self.head
-        dhidden = torch.zeros_like(head.hidden)
+        dhidden = torch.zeros_like(head.hidden) if hidden else None
         first, looked = 0, 0
         counts = [] if tied is None else torch.bincount(tied.rollout_U, minlength=len(self._layout.lengths)).tolist()
         for i, n in enumerate(self._layout.lengths):
@@ -88,7 +90,8 @@ class HeadUnit:
             at_ids = head.hidden.new_empty(n, u.stop - u.start)
             for low, high in head.vocab_slices(n):
                 dz = head.dlogits(rows, low, high, self.q_H)
-                dhidden[rows].addmm_(dz, self.weight[low:high])
+                if dhidden is not None:
+                    dhidden[rows].addmm_(dz, self.weight[low:high])
                 gram.addmm_(dz, dz.T)
                 if tied is not None:
                     here = (tied.id_U[u] >= low) & (tied.id_U[u] < high)
