@@ -39,8 +39,9 @@ class Accumulation:
         norms = tools.needs(Need.SEQ_NORMS)
         split = any(tools.ranks.gather(any(not m.whole for m in self.live)))
         single = len(self.live) == 1 and tools.ranks.size == 1
-        # Norms before the backward: a group is split, or credit compares rollouts of several micro-batches.
-        self._norms_first = norms and (split or (owner.whole_update and not single))
+        # Norms before the backward: a group is split, or credit or a shaped reward is a matter of the whole update.
+        wide = owner.whole_update or bool(self.chain.at(Point.SHAPE))
+        self._norms_first = norms and (split or (wide and not single))
         self._tape = norms and not self._norms_first
         self._open_first = single and not self._norms_first
         self.signal = False
@@ -186,6 +187,8 @@ class Accumulation:
         view.current_N, view.entropy_N = leaf, entropy
         reduced = (view.scale_N * loss()).sum()
         view.current_N, view.entropy_N = kept
+        if not bool(torch.isfinite(reduced)):  # a clamp would hide it from the coefficients
+            raise Refused("non-finite loss")
         leaves = [leaf] if entropy is None else [leaf, entropy]
         grads = torch.autograd.grad(reduced, leaves, allow_unused=True)
         d_N = grads[0] if grads[0] is not None else torch.zeros_like(leaf)
