@@ -66,7 +66,7 @@ class GAC(Method):
     summary = "project out of the gradient, or skip, what repeats the previous one"
     formula = "c = <g,p>/(|g||p|): keep if c <= c_low, g - (1-b)(<g,p>/|p|^2) p if c <= c_high, else skip"
     cost = "one gradient copy (two while a step is decided); two dot products, at most one axpy"
-    fails = "where the signal-to-noise ratio is high, even on-policy gradients are aligned, and it cuts the step by about that share"
+    fails = "Where the signal-to-noise ratio is high, even on-policy gradients are aligned, and it cuts the step by about that share."
     Options = GACOptions
     options: GACOptions
     rank = Rank.ALIGN

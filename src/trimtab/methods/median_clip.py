@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pydantic import Field
 
 from trimtab import functional as F
 from trimtab.methods.protocol import Gradient, Keep, Method, Rank, Skip, State, Status, StepResult
-from trimtab.methods.running import RunningMedian, RunningOptions
+from trimtab.methods.running import RunningMedian, RunningOptions, say_unclipped
 from trimtab.records import Decision
+
+if TYPE_CHECKING:
+    from trimtab.methods.chain import Chain
 
 
 class MedianClipOptions(RunningOptions):
@@ -26,12 +31,12 @@ class MedianClip(Method):
     """
 
     name = "median_clip"
-    source = "our reading: measured here (docs/steady.md); relatives are AutoClip (arXiv 2007.14469) and ZClip (arXiv 2504.02507)"
+    source = "measured here (docs/steady.md); relatives are AutoClip (arXiv 2007.14469) and ZClip (arXiv 2504.02507)"
     status = Status.OUR_READING
     summary = "adaptive clip at a multiple of the gradient norm's running median"
     formula = "g <- g min(1, 3 m / ||g||), m = median of the last 64 clipped norms"
     cost = "64 numbers"
-    fails = "when all gradients grow at once (harder data): the limit then grows at most 3-fold in half a window, which delays learning"
+    fails = "When harder data make all gradients grow at once, its limit grows at most 3-fold in half a window, which delays learning."
     Options = MedianClipOptions
     options: MedianClipOptions
     rank = Rank.CLIP
@@ -39,6 +44,9 @@ class MedianClip(Method):
     def __init__(self, options: MedianClipOptions) -> None:
         super().__init__(options)
         self._norms = RunningMedian(options)
+
+    def check(self, chain: Chain) -> None:
+        say_unclipped(self, chain)
 
     def gradient(self, g: Gradient) -> Keep | Skip:
         norm, median = g.norm(), self._norms.median()

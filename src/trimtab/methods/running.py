@@ -5,10 +5,14 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trimtab.methods.protocol import MethodOptions, State
+from trimtab.methods.protocol import Method, MethodOptions, Point, State
+
+if TYPE_CHECKING:
+    from trimtab.methods.chain import Chain
 
 
 class RunningOptions(MethodOptions):
@@ -20,6 +24,13 @@ class RunningOptions(MethodOptions):
         if self.warmup > self.window:
             raise ValueError(f"warmup = {self.warmup} must not exceed window = {self.window}")
         return self
+
+
+def say_unclipped(method: Method, chain: Chain) -> None:
+    """A clip by the run's past does nothing while it has none: say so where no absolute clip stands before it."""
+    before = [m.name for m in chain.at(Point.GRADIENT)]
+    if "norm_clip" not in before[: before.index(method.name)]:
+        chain.said.append(f"{method.name} has no norm_clip before it: nothing clips its first updates, or what they teach it")
 
 
 class RunningMedian:

@@ -27,7 +27,7 @@ class UpdateCap(Method):
     summary = "step shortened to a multiple of the update norm's running median"
     formula = "lr <- lr min(1, cap median(u) / u), u = ||AdamW step||"
     cost = "one read of gradient and moments (the step is computed twice)"
-    fails = "it leaves a spike in the momentum, so the steps after it still go there"
+    fails = "It leaves a spike in the momentum, so the steps after it still go there."
     Options = UpdateCapOptions
     options: UpdateCapOptions
 

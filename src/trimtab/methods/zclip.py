@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
 from trimtab.methods.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, State, StepResult
+from trimtab.methods.running import say_unclipped
 from trimtab.records import Decision
+
+if TYPE_CHECKING:
+    from trimtab.methods.chain import Chain
 
 
 class ZClipOptions(MethodOptions):
@@ -37,7 +41,7 @@ class ZClip(Method):
     summary = "adaptive clip by the gradient norm's z-score against its running mean"
     formula = "z = (n - mu)/sd > 2.5: n <- mu + (2.5^2/z) sd"
     cost = "2 numbers"
-    fails = "while norms fall fast the variance is that of the fall, and spikes pass; after a jump in difficulty it clips every update"
+    fails = "While norms fall fast the variance is that of the fall, and spikes pass; after a jump in difficulty it clips every update."
     Options = ZClipOptions
     options: ZClipOptions
     rank = Rank.CLIP
@@ -47,6 +51,9 @@ class ZClip(Method):
         self._start: list[float] = []
         self._mean = self._var = 0.0
         self._proposed = 0.0
+
+    def check(self, chain: Chain) -> None:
+        say_unclipped(self, chain)
 
     def gradient(self, g: Gradient) -> Keep | Skip:
         norm = g.norm()

@@ -122,6 +122,14 @@ def test_the_absolute_clip_comes_first(listed: list[str]) -> None:
     assert chain.state_dict()["median_clip"] == {"window": [pytest.approx(1.0)]}
 
 
+@pytest.mark.parametrize("name", CLIPS)
+def test_a_chain_without_an_absolute_clip_says_so(name: str) -> None:
+    for listed in (["seq_tis", "b0", name], [name, "vcpo"]):
+        chain = Chain.resolve([Entry(name=n) for n in listed], setting())
+        assert [said for said in chain.said if said.startswith(f"{name} has no norm_clip before it")]
+    assert Chain.resolve([Entry(name="vcpo"), Entry(name=name)], setting()).said == []
+
+
 # ------------------------------------------------------------------------------------------------------------------------ zclip
 
 
