@@ -139,8 +139,6 @@ class Accumulation:
         with self.tools.clock.span("methods"):
             advantage_N = self._advantage(m, w)
             d_N, h_N = self._coefficients(view, lambda: self._loss(view, w, advantage_N))
-        if not bool(torch.isfinite(d_N).all()) or not (h_N is None or bool(torch.isfinite(h_N).all())):
-            raise Refused("non-finite loss coefficient")
         if not bool(d_N.any()) and (h_N is None or not bool(h_N.any())):
             return term
         with self.tools.clock.span("backward"):
@@ -168,8 +166,6 @@ class Accumulation:
             return False
         zero_N = torch.zeros_like(view.scale_N)
         d_N, h_N = self._coefficients(view, lambda: self._need(self.chain.term(view, w, zero_N)))
-        if not bool(torch.isfinite(d_N).all()) or not (h_N is None or bool(torch.isfinite(h_N).all())):
-            raise Refused("non-finite loss coefficient")
         with self.tools.clock.span("backward"):
             p.backward(d_N, h_N)
         return bool(d_N.any()) or (h_N is not None and bool(h_N.any()))
@@ -187,10 +183,11 @@ class Accumulation:
         view.current_N, view.entropy_N = leaf, entropy
         reduced = (view.scale_N * loss()).sum()
         view.current_N, view.entropy_N = kept
-        if not bool(torch.isfinite(reduced)):  # a clamp would hide it from the coefficients
-            raise Refused("non-finite loss")
         leaves = [leaf] if entropy is None else [leaf, entropy]
         grads = torch.autograd.grad(reduced, leaves, allow_unused=True)
+        # The loss, too: a clamp would hide a NaN from its coefficients.
+        if not all(bool(torch.isfinite(x).all()) for x in (reduced, *grads) if x is not None):
+            raise Refused("non-finite loss")
         d_N = grads[0] if grads[0] is not None else torch.zeros_like(leaf)
         return d_N, grads[1] if entropy is not None else None
 

@@ -494,7 +494,7 @@ def test_a_nan_score_is_no_equal_score() -> None:
     batch = make_batch(model, [[1, float("nan"), 0, 1], [1, 0, 1, 0]])
     learner, _ = make_learner(model, ["seq_tis", "grpo"])
     (result,) = learner.train(batch)
-    assert result.reason == "non-finite loss coefficient"
+    assert result.reason == "non-finite loss"
 
 
 # ---------------------------------------------------------------------------------------------------------- the routes in training
