@@ -19,9 +19,13 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at a configuration without running it.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+lab_app = typer.Typer(help="The laboratory: claims of the field as experiments, with verdicts from data.", no_args_is_help=True)
+app.add_typer(lab_app, name="lab")
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides, such as learner.batches=100", metavar="KEY=VALUE")]
 Run = Annotated[Path, typer.Argument(help="a run folder, such as runs/quickstart", metavar="RUN")]
+Experiment = Annotated[str, typer.Argument(help="an experiment's name, or your own .toml file", metavar="NAME|FILE")]
+LabFolder = Annotated[Path, typer.Option("--lab", help="folder of the laboratory's runs and results")]
 AsJson = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 
 
@@ -190,6 +194,48 @@ def config_check(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], 
     config = load(source, overrides or [])
     names = ", ".join(m.name for m in config.chain().methods)
     print(f"{source} is sound: {config.learner.batches} batches, {config.runtime.kind}, methods {names}")
+
+
+@lab_app.command("list")
+def lab_list(lab: LabFolder = Path("runs/lab")) -> None:
+    """The experiments that ship: claim, verdict where it has been run, minutes on one core."""
+    from trimtab.cli.lab import list_experiments
+
+    list_experiments(lab)
+
+
+@lab_app.command("run")
+def lab_run(
+    name: Experiment,
+    seeds: Annotated[int | None, typer.Option(min=1, help="seeds a cell (default: what the experiment asks for)")] = None,
+    jobs: Annotated[int, typer.Option(min=1, help="runs at a time, one process of one thread each")] = 1,
+    budget: Annotated[float, typer.Option(min=0, help="minutes after which no run is started", metavar="MINUTES")] = 90.0,
+    smoke: Annotated[bool, typer.Option("--smoke", help="a few batches of one seed, to see that it works; no verdict")] = False,
+    cells: Annotated[str, typer.Option(help="run only cells whose name matches, such as 'vcpo/lag=*'", metavar="PATTERN")] = "*",
+    again: Annotated[bool, typer.Option("--again", help="run also what has a result (after a change of the code)")] = False,
+    lab: LabFolder = Path("runs/lab"),
+) -> None:
+    """Run what is missing of an experiment; table, figures and verdict. Interrupted, the same command goes on."""
+    from trimtab.cli.lab import run_experiment
+
+    code = run_experiment(name, lab, seeds=seeds, jobs=jobs, budget_minutes=budget, smoke=smoke, cells=cells, again=again)
+    raise typer.Exit(code)
+
+
+@lab_app.command("show")
+def lab_show(name: Experiment, as_json: AsJson = False, lab: LabFolder = Path("runs/lab")) -> None:
+    """Claim, verdict and numbers of an experiment that has been run."""
+    from trimtab.cli.lab import show
+
+    show(name, lab, as_json)
+
+
+@lab_app.command("copy")
+def lab_copy(name: Experiment, file: Annotated[Path, typer.Argument(help="where to write it", metavar="FILE.toml")]) -> None:
+    """Copy an experiment's file, to change it and run it as your own."""
+    from trimtab.cli.lab import copy
+
+    copy(name, file)
 
 
 def main() -> None:

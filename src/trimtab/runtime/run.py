@@ -52,8 +52,11 @@ MAY_CHANGE = (
 )
 
 
-def start(config: RunConfig, path: Path, observer: Observer) -> Summary:
-    """A new run in a folder that holds none. A folder made for a run that cannot be built goes again."""
+def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = True) -> Summary:
+    """A new run in a folder that holds none. A folder made for a run that cannot be built goes again.
+
+    ``report``: draw report.html at the end, which takes longer than a tiny run.
+    """
     new = not path.exists()
     folder = RunFolder.create(path)
     with folder:
@@ -67,7 +70,7 @@ def start(config: RunConfig, path: Path, observer: Observer) -> Summary:
         try:
             _write_config(folder, config)
             session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
-            return _drive(session, parts, None)
+            return _drive(session, parts, None, report=report)
         finally:
             parts.sampler.close()
 
@@ -117,7 +120,7 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
     write_atomic(folder.config_json, (json.dumps(config.model_dump(mode="json"), indent=1) + "\n").encode())
 
 
-def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Summary:
+def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None, *, report: bool = True) -> Summary:
     session.open()
     begun, wall_before = time.perf_counter(), session.tally.wall_s
     used, cpu_before = _cpu_used(), session.tally.cpu_s
@@ -156,7 +159,7 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
         summary = _summary(session, status, reason)
         summary.write(session.folder.path, write_atomic)
         session.close()
-        if status != "failed":  # where a rule has stopped the run, the report says why
+        if report and status != "failed":  # where a rule has stopped the run, the report says why
             _report(session.folder)
     return summary
 

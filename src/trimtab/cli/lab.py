@@ -1,0 +1,140 @@
+"""``lab``: experiments listed, run, shown and copied."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from trimtab.lab import output
+from trimtab.lab.laboratory import collect, folder, forecast_minutes, plan, run
+from trimtab.lab.load import load, shipped
+from trimtab.lab.schedule import Job, State
+from trimtab.lab.store import Meta
+from trimtab.records import TrimtabError
+
+EXIT_DONE, EXIT_BROKEN = 0, 1
+
+
+def list_experiments(root: Path) -> None:
+    """Name, verdict and minutes of each, then its claim."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for title in ("name", "verdict", "minutes", "claim"):
+        table.add_column(title, justify="right" if title == "minutes" else "left", overflow="fold")
+    for name in shipped():
+        loaded = load(name)
+        shown = output.Shown.read(folder(root, name))
+        if shown is None:
+            table.add_row(name, "", f"~{forecast_minutes(plan(loaded)):.0f}", loaded.experiment.claim)
+        else:
+            verdict = f"{shown.table['verdict']}{' (provisional)' if shown.table['provisional'] else ''}"
+            table.add_row(name, verdict, f"{float(str(shown.table['wall_s'])) / 60:.0f}", loaded.experiment.claim)
+    Console().print(table)
+
+
+def run_experiment(
+    source: str, root: Path, *, seeds: int | None, jobs: int, budget_minutes: float, smoke: bool, cells: str, again: bool
+) -> int:
+    """Run what is missing, write the page, say the verdict; the exit code."""
+    loaded = load(source)
+    with Watch(source, jobs) as watch:
+        found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
+    page = output.write(found, folder(root, loaded.name, smoke=smoke), seeds)
+    why = output.provisional(found)
+    for f in found.findings:
+        print(f"{output.mark(f.holds):<4} {f.says}")
+    print(f"{loaded.name}: {found.verdict}{f' ({why})' if why else ''}")
+    for job, reason in found.broken.items():
+        print(f"broken  {job}: {reason}")
+    if found.stopped:
+        print(f"{found.stopped}: {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}")
+    print(f"page    {page}")
+    return EXIT_BROKEN if found.broken else EXIT_DONE
+
+
+def show(source: str, root: Path, as_json: bool) -> None:
+    """Claim, verdict and numbers of an experiment that has been run."""
+    loaded = load(source)
+    place = folder(root, loaded.name)
+    shown = output.Shown.read(place)
+    if shown is None:
+        raise TrimtabError(f"{loaded.name} has no results in {root}: make them with `trimtab lab run {source}`")
+    print(
+        json.dumps(shown.brief(), indent=1) if as_json else (place / output.TABLE).read_text(encoding="utf-8"), end="\n" if as_json else ""
+    )
+
+
+def copy(source: str, target: Path) -> None:
+    """Write an experiment's file where it can be changed."""
+    if target.suffix != ".toml":
+        raise TrimtabError.field("file", str(target), "an experiment is a .toml file, and its name is the experiment's")
+    if target.exists():
+        raise TrimtabError.field("file", str(target), "it exists already; choose another name")
+    if target.stem in shipped():
+        raise TrimtabError.field("file", str(target), f"the name {target.stem} ships with Trimtab and owns its results; choose another")
+    target.write_text(load(source).path.read_text(encoding="utf-8"), encoding="utf-8")
+    print(f"{target}: change it, then `trimtab lab run {target}`")
+
+
+def results_again(source: str, root: Path, seeds: int | None) -> None:
+    """Measure, judge and draw again from stored runs."""
+    from trimtab.lab.store import Store
+
+    loaded = load(source)
+    found = collect(loaded, plan(loaded, seeds), Store(root))
+    print(output.write(found, folder(root, loaded.name), seeds))
+
+
+class Watch:
+    """Live progress of an experiment: a display that redraws on a terminal, a line a run elsewhere."""
+
+    def __init__(self, source: str, jobs: int) -> None:
+        self._source, self._jobs = source, jobs
+        self._console = Console(stderr=True)
+        self._bar = Progress(TextColumn(source), MofNCompleteColumn(), BarColumn(bar_width=40))
+        self._task = self._bar.add_task("", total=1)
+        self._live = Live(console=self._console, refresh_per_second=4) if self._console.is_terminal else None
+        self._begun = time.perf_counter()
+
+    def __enter__(self) -> Watch:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()
+
+    def update(self, state: State) -> None:
+        self._bar.update(self._task, total=state.total, completed=state.done)
+        if self._live is None:
+            return
+        table = Table.grid(padding=(0, 2))
+        for busy in state.running.values():
+            done = f"batch {busy.batch}/{busy.job.config.learner.batches}" if busy.batch else "starting"
+            table.add_row(busy.job.name, Text(done, style="dim"), Text(_time(time.perf_counter() - busy.since), style="dim"))
+        self._live.update(Group(self._bar.get_renderable(), table, Text(f"left {self._left(state)}", style="dim")))
+
+    def ended(self, job: Job, meta: Meta, state: State) -> None:
+        self._say(f"{job.name}: {meta.wall_s:.0f} s, {meta.cpu_s:.0f} CPU-s; {state.done} of {state.total}, left {self._left(state)}")
+
+    def broke(self, job: Job, why: str) -> None:
+        self._say(f"{job.name} is broken: {why}")
+
+    def _left(self, state: State) -> str:
+        seconds = state.left_s(self._jobs)
+        return "?" if seconds is None else _time(seconds)
+
+    def _say(self, line: str) -> None:
+        self._console.print(line, highlight=False, soft_wrap=True)
+
+
+def _time(seconds: float) -> str:
+    s = int(seconds)
+    return f"{s // 3600}:{s // 60 % 60:02d}:{s % 60:02d}" if s >= 3600 else f"{s // 60}:{s % 60:02d}"

@@ -1,0 +1,126 @@
+"""An experiment from file to verdict: plan the runs, run what is missing, measure, judge, write the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from trimtab.lab import keys, schedule
+from trimtab.lab.checks import Finding, Verdict, verdict
+from trimtab.lab.load import Loaded
+from trimtab.lab.measures import CellRun
+from trimtab.lab.results import Results
+from trimtab.lab.runners import runner
+from trimtab.lab.schedule import Display, Job, State
+from trimtab.lab.store import Meta, Store
+from trimtab.records import TrimtabError
+
+ROOT = Path("runs/lab")
+BUDGET_MINUTES = 90.0
+SMOKE = "smoke"  # folder of results that are no results
+SECONDS = 5.5e-4  # a unit of a job's weight on an idle core, for forecasts
+
+
+@dataclass(frozen=True)
+class Found:
+    """An experiment's runs so far, its numbers, and what they say."""
+
+    loaded: Loaded
+    smoke: bool
+    jobs: Sequence[Job]  # all that were asked for
+    results: Results
+    runs: Mapping[str, Sequence[CellRun]]  # cell -> its seeds
+    metas: Mapping[tuple[str, int], Meta]  # (cell, seed)
+    missing: Sequence[Job]
+    findings: Sequence[Finding]
+    verdict: Verdict
+    broken: Mapping[str, str] = field(default_factory=dict)
+    stopped: str = ""
+
+    @property
+    def wall_s(self) -> float:
+        """What its runs have taken, each once."""
+        return sum({m.key: m.wall_s for m in self.metas.values()}.values())
+
+    @property
+    def cpu_s(self) -> float:
+        return sum({m.key: m.cpu_s for m in self.metas.values()}.values())
+
+    @property
+    def commits(self) -> list[str]:
+        return sorted({m.commit for m in self.metas.values()})
+
+
+def plan(loaded: Loaded, seeds: int | None = None, *, smoke: bool = False) -> list[Job]:
+    """All runs, seed by seed: whatever stops the experiment, every cell has had its turn."""
+    e = loaded.experiment
+    runner(e.runner)  # refused here rather than in a worker
+    cells = [(cell, 1 if smoke else e.seeds_of(cell, seeds)) for cell in e.cells(smoke=smoke)]
+    jobs = []
+    for seed in range(max(n for _, n in cells)):
+        for cell, n in cells:
+            if seed < n:
+                config = loaded.config(cell, seed, smoke=smoke)
+                jobs.append(Job(cell, seed, keys.key(config, e.runner, dict(e.options)), config))
+    return jobs
+
+
+def forecast_minutes(jobs: Sequence[Job]) -> float:
+    """On one idle core; the quickstart's model size is assumed."""
+    return sum({job.key: job.weight for job in jobs}.values()) * SECONDS / 60
+
+
+def run(
+    loaded: Loaded,
+    root: Path,
+    display: Display,
+    *,
+    seeds: int | None = None,
+    at_once: int = 1,
+    budget_s: float = BUDGET_MINUTES * 60,
+    smoke: bool = False,
+    only: str = "*",
+    again: bool = False,
+) -> Found:
+    """Run what has no result yet and collect everything.
+
+    ``only``: a pattern of cell names; the others are not run, but what they have is collected. ``again``: run also what has a result.
+    """
+    jobs = plan(loaded, seeds, smoke=smoke)
+    wanted = [job for job in jobs if fnmatchcase(job.cell.name, only)]
+    if not wanted:
+        names = ", ".join(dict.fromkeys(job.cell.name for job in jobs))
+        raise TrimtabError.field("cells", only, f"no cell is called so; there are {names}")
+    store = Store(root)
+    if again:
+        for job in wanted:
+            store.drop(job.key)
+    e = loaded.experiment
+    state = schedule.run(wanted, store, e.runner, e.options, 1 if e.alone else at_once, budget_s, display)
+    return collect(loaded, jobs, store, smoke=smoke, state=state)
+
+
+def collect(loaded: Loaded, jobs: Sequence[Job], store: Store, *, smoke: bool = False, state: State | None = None) -> Found:
+    """Measure what is in the store and judge it."""
+    e = loaded.experiment
+    runs: dict[str, list[CellRun]] = {}
+    values: dict[tuple[str, int], dict[str, float]] = {}
+    metas: dict[tuple[str, int], Meta] = {}
+    for job in jobs:
+        if store.has(job.key):
+            run, metas[job.cell.name, job.seed] = store.load(job.key, job.cell.label)
+            runs.setdefault(job.cell.name, []).append(run)
+            values[job.cell.name, job.seed] = {name: measure.of(run) for name, measure in e.measures.items()}
+    results = Results(e.cells(smoke=smoke), list(e.measures), values)
+    findings = [check.of(results) for check in e.checks]
+    missing = [job for job in jobs if (job.cell.name, job.seed) not in metas]
+    judged: Verdict = "not judged" if smoke else verdict(findings)
+    broken, stopped = (state.broken, state.stopped) if state else ({}, "")
+    return Found(loaded, smoke, jobs, results, runs, metas, missing, findings, judged, broken, stopped)
+
+
+def folder(root: Path, name: str, *, smoke: bool = False) -> Path:
+    """Where an experiment's results go."""
+    return root / SMOKE / name if smoke else root / name

@@ -1,0 +1,86 @@
+"""What one run of an experiment does. ``train`` trains; others measure what is not an ordinary run.
+
+A runner gets a cell's :class:`Work` and leaves a run folder that ``trimtab.report.runfiles.load`` reads: at least ``summary.json`` and
+``metrics.jsonl``, one line a batch. Numbers that no file of a run has go to ``values.json``, by name; the measure ``value`` reads
+them. Runs are stored by everything in ``Work`` but the folder, so a runner depends on nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+from trimtab.config.run import RunConfig
+from trimtab.records import Json, TrimtabError
+from trimtab.store.durable import write_atomic
+from trimtab.telemetry.events import Event
+from trimtab.telemetry.metrics import BatchRecord
+
+VALUES = "values.json"
+
+# Name in experiment files -> module:function. Yours need no place here: write module:function in the file.
+RUNNERS: Mapping[str, str] = {
+    "train": "trimtab.lab.runners:train",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One run: its configuration, the experiment's ``options`` for the runner, and the empty folder it is to leave its files in."""
+
+    config: RunConfig
+    options: Mapping[str, Json]
+    folder: Path
+
+    def leave(self, values: Mapping[str, float]) -> None:
+        """Write ``values.json``."""
+        write_atomic(self.folder / VALUES, (json.dumps(dict(values)) + "\n").encode())
+
+
+class Runner(Protocol):
+    """``tell(batch)`` may be called as batches end: it moves the progress display."""
+
+    def __call__(self, work: Work, tell: Callable[[int], None]) -> None: ...
+
+
+def runner(name: str) -> Runner:
+    """The function of that name, or of ``module:function``."""
+    target = RUNNERS.get(name, name)
+    module, colon, attribute = target.partition(":")
+    if not colon:
+        raise TrimtabError.field("runner", name, f"no such runner; use one of {', '.join(RUNNERS)}, or module:function")
+    try:
+        return cast(Runner, getattr(import_module(module), attribute))
+    except (ImportError, AttributeError) as error:
+        raise TrimtabError.field("runner", name, f"it does not load ({error})") from None
+
+
+def train(work: Work, tell: Callable[[int], None]) -> None:
+    """An ordinary run, without what nobody will look at: rollouts, timeline, checkpoints on the way, report."""
+    from trimtab.runtime.run import start
+
+    lean = {
+        "store": work.config.store.model_copy(update={"every": 10**9, "rollouts": False}),
+        "telemetry": work.config.telemetry.model_copy(update={"timeline": False, "tensorboard": False}),
+        "learner": work.config.learner.model_copy(update={"keep_refused": False}),
+    }
+    summary = start(work.config.model_copy(update=lean), work.folder, _Told(tell), report=False)
+    if summary.status == "interrupted":
+        raise TrimtabError("the run was interrupted; run the experiment again to go on")
+
+
+class _Told:
+    """Passes on that a batch has ended."""
+
+    def __init__(self, tell: Callable[[int], None]) -> None:
+        self._tell = tell
+
+    def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        self._tell(record.batch + 1)
+
+    def event(self, event: Event) -> None: ...
+    def evaluated(self, batch: int, accuracy: float) -> None: ...

@@ -1,0 +1,172 @@
+"""Runs what has no result yet: several processes of one thread each, finished runs untouched, a budget of time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from trimtab.config.run import RunConfig
+from trimtab.lab.results import CellName
+from trimtab.lab.store import Meta, Store
+from trimtab.records import Json
+from trimtab.tasks.child import Child
+
+OUTPUT = "output.txt"  # what a run wrote on stderr, kept where it failed
+POLL_S = 0.2
+PATIENCE_S = 24 * 3600  # a worker waits for its next cell while another finishes
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One run that an experiment needs."""
+
+    cell: CellName
+    seed: int
+    key: str
+    config: RunConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.cell.name} seed {self.seed}"
+
+    @property
+    def weight(self) -> float:
+        """What it costs, roughly, in units of its own."""
+        r, o = self.config.rollout, self.config.learner
+        return o.batches * r.prompts_per_batch * r.group_size * (1.0 + 0.7 * o.epochs)
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A job, as a worker gets it."""
+
+    folder: str
+    runner: str
+    options: Mapping[str, Json]
+    config: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A worker's answer: what broke it ("" where nothing did), seconds of wall and CPU time."""
+
+    error: str
+    wall_s: float
+    cpu_s: float
+
+
+@dataclass(slots=True)
+class Busy:
+    """A job under way."""
+
+    job: Job
+    since: float
+    folder: Path
+    batch: int = 0
+
+
+@dataclass(slots=True)
+class State:
+    """What a display shows."""
+
+    total: int  # jobs, those of earlier runs included
+    done: int
+    waiting: list[Job]
+    running: dict[int, Busy] = field(default_factory=dict)  # by place
+    broken: dict[str, str] = field(default_factory=dict)  # job -> why
+    stopped: str = ""  # why no more are started
+    spent: list[tuple[float, float]] = field(default_factory=list)  # weight and seconds of the jobs that ended here
+
+    def left_s(self, jobs: int) -> float | None:
+        """Seconds until all are done, from what the jobs so far have cost; None before the first has got anywhere."""
+        now = time.perf_counter()
+        under_way = [(b, b.job.weight * b.batch / b.job.config.learner.batches) for b in self.running.values()]
+        weight = sum(w for w, _ in self.spent) + sum(w for _, w in under_way)
+        seconds = sum(s for _, s in self.spent) + sum(now - b.since for b, _ in under_way)
+        if not weight:
+            return None
+        todo = sum(job.weight for job in self.waiting) + sum(b.job.weight - w for b, w in under_way)
+        return seconds / weight * todo / max(1, min(jobs, len(self.waiting) + len(self.running)))
+
+
+class Display(Protocol):
+    """Who watches."""
+
+    def update(self, state: State) -> None: ...
+    def ended(self, job: Job, meta: Meta, state: State) -> None: ...
+    def broke(self, job: Job, why: str) -> None: ...
+
+
+def run(
+    jobs: Sequence[Job], store: Store, runner: str, options: Mapping[str, Json], at_once: int, budget_s: float, display: Display
+) -> State:
+    """Run the jobs in their order, ``at_once`` at a time; start none once the budget is spent. Cells that share a key are one run."""
+    unique = {job.key: job for job in reversed(jobs)}
+    first = [job for job in jobs if unique[job.key] is job]
+    waiting = [job for job in first if not store.has(job.key)]
+    state = State(total=len(first), done=len(first) - len(waiting), waiting=waiting)
+    until = time.perf_counter() + budget_s
+    children: dict[int, Child] = {}
+    display.update(state)
+    try:
+        while state.waiting or state.running:
+            _hand_out(state, children, store, runner, options, at_once, until)
+            for place, busy in list(state.running.items()):
+                _listen(place, busy, children, store, runner, state, display)
+            display.update(state)
+            if state.stopped and not state.running:
+                break
+            if state.running:
+                with suppress(KeyError):
+                    children[next(iter(state.running))].has_message(POLL_S)
+    finally:
+        for child in children.values():
+            child.kill()
+        for busy in state.running.values():
+            store.abandon(busy.folder)
+    return state
+
+
+def _hand_out(
+    state: State, children: dict[int, Child], store: Store, runner: str, options: Mapping[str, Json], at_once: int, until: float
+) -> None:
+    for place in range(at_once):
+        if place in state.running or not state.waiting:
+            continue
+        if time.perf_counter() >= until:
+            state.stopped = "the budget is spent"
+            return
+        job = state.waiting.pop(0)
+        if place not in children:
+            children[place] = Child("trimtab.lab.worker", "", patience_s=PATIENCE_S, threads=1)
+        folder = store.begin(job.key)
+        busy = state.running[place] = Busy(job, time.perf_counter(), folder)
+        with suppress(OSError):  # it is dead, which listening finds
+            children[place].connection.send(Task(str(busy.folder), runner, options, job.config.model_dump(mode="json")))
+
+
+def _listen(place: int, busy: Busy, children: dict[int, Child], store: Store, runner: str, state: State, display: Display) -> None:
+    """Take what a worker has said."""
+    child = children[place]
+    while child.has_message():
+        try:
+            said = child.connection.recv()
+        except (EOFError, OSError):
+            said = Ended(f"its process ended with exit code {children.pop(place).kill()}", 0.0, 0.0)
+        if isinstance(said, int):
+            busy.batch = said
+            continue
+        del state.running[place]
+        if said.error:
+            why = state.broken[busy.job.name] = f"{said.error} (see {store.failed(busy.folder)})"
+            display.broke(busy.job, why)
+        else:
+            meta = store.finish(busy.folder, runner, said.wall_s, said.cpu_s)
+            state.done += 1
+            state.spent.append((busy.job.weight, time.perf_counter() - busy.since))
+            display.ended(busy.job, meta, state)
+        return
