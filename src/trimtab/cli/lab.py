@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.lab import output
-from trimtab.lab.laboratory import collect, folder, forecast_minutes, plan, run
+from trimtab.lab.laboratory import folder, forecast_minutes, plan, run
 from trimtab.lab.load import load, shipped
 from trimtab.lab.schedule import Job, State
 from trimtab.lab.store import Meta
@@ -47,7 +47,7 @@ def run_experiment(
         found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
     page = output.write(found, folder(root, loaded.name, smoke=smoke), seeds)
     why = output.provisional(found)
-    for f in found.findings:
+    for f in () if smoke else found.findings:
         print(f"{output.mark(f.holds):<4} {f.says}")
     print(f"{loaded.name}: {found.verdict}{f' ({why})' if why else ''}")
     for job, reason in found.broken.items():
@@ -80,15 +80,6 @@ def copy(source: str, target: Path) -> None:
         raise TrimtabError.field("file", str(target), f"the name {target.stem} ships with Trimtab and owns its results; choose another")
     target.write_text(load(source).path.read_text(encoding="utf-8"), encoding="utf-8")
     print(f"{target}: change it, then `trimtab lab run {target}`")
-
-
-def results_again(source: str, root: Path, seeds: int | None) -> None:
-    """Measure, judge and draw again from stored runs."""
-    from trimtab.lab.store import Store
-
-    loaded = load(source)
-    found = collect(loaded, plan(loaded, seeds), Store(root))
-    print(output.write(found, folder(root, loaded.name), seeds))
 
 
 class Watch:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -104,7 +104,7 @@ class Check(Options):
         if b.value is not None:
             return dict.fromkeys(seeds, b.factor * b.value + b.plus)
         others = [results.by_seed(name, b.measure or self.measure) for name in b.cells(arm, at, results)]
-        take: Callable[[Sequence[float]], float] = {"best": max, "worst": min, "mean": _mean}[b.take]
+        take = TAKE[b.take]
         if self.over == "mean":  # of the cells' means, so that the best is the same cell for every seed
             means = [_mean(o.values()) for o in others if o]
             return {s: b.factor * take(means) + b.plus for s in seeds} if means and len(means) == len(others) else {}
@@ -128,9 +128,12 @@ class _Compared:
     holds: bool | None
 
 
-def _mean(values: object) -> float:
-    known = list(values)  # type: ignore[call-overload]
+def _mean(values: Iterable[float]) -> float:
+    known = list(values)
     return sum(known) / len(known) if known else math.nan
+
+
+TAKE: Mapping[str, Callable[[Iterable[float]], float]] = {"best": max, "worst": min, "mean": _mean}
 
 
 def verdict(findings: Sequence[Finding]) -> Verdict:

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
-from types import UnionType
-from typing import Union, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from trimtab.config.load import presets, read_table, validate
 from trimtab.config.run import RunConfig
+from trimtab.lab.options import Options
 from trimtab.lab.results import CellName
 from trimtab.lab.spec import Experiment
 from trimtab.records import Json, TrimtabError
@@ -75,62 +74,47 @@ def load(source: str) -> Loaded:
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
-        raise TrimtabError(f"{source}: {_sentence(error.errors()[0])}") from None
+        raise TrimtabError(f"{source}: {_sentence(table, error.errors())}") from None
     except TrimtabError as error:
         raise TrimtabError(f"{source}: {error}") from None
     return Loaded(path.stem, source, path, experiment)
 
 
-def _sentence(error: ErrorDetails) -> str:
-    where, siblings = _locate(error["loc"])
-    name, said = ".".join(where) or "the file", error["msg"].removeprefix("Value error, ")
-    if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(where[-1], siblings, n=1)
-        return f"{name} is no key; {f'did you mean {near[0]}?' if near else 'known here: ' + ', '.join(siblings)}"
-    if error["type"] == "missing":
+def _sentence(table: Mapping[str, object], errors: Sequence[ErrorDetails]) -> str:
+    """What is wrong first; of a value that may be several things, what is wrong with the most elaborate of them."""
+    top = errors[0]["loc"][:1]
+    error = max((e for e in errors if e["loc"][:1] == top), key=lambda e: len(e["loc"]))
+    kind, given, said = error["type"], error["input"], error["msg"].removeprefix("Value error, ")
+    name = ".".join(_keys(table, error["loc"], missing=kind == "missing")) or "the file"
+    if kind == "extra_forbidden":
+        near = difflib.get_close_matches(str(error["loc"][-1]), _vocabulary(), n=1)
+        return f"{name} = {given!r}: no such key here; {f'did you mean {near[0]}?' if near else 'docs/lab.md lists them'}"
+    if kind == "missing":
         return f"{name} is missing: it has no default"
-    if error["type"] == "union_tag_not_found":
-        return f"{name}.kind is missing: say which kind it is"
-    if error["type"] == "union_tag_invalid":
+    if kind == "union_tag_not_found":
+        return f"{name}.kind is missing: say which kind it is (docs/lab.md lists them)"
+    if kind == "union_tag_invalid":
         context = error.get("ctx", {})
         return f"{name}.kind = {context.get('tag')!r}: use one of {context.get('expected_tags')}"
-    if isinstance(error["input"], dict | list):
-        return f"{name}: {said}"
-    return f"{name} = {error['input']!r}: {said}"
+    return f"{name}: {said}" if isinstance(given, dict | list) else f"{name} = {given!r}: {said}"
 
 
-def _locate(loc: Sequence[int | str]) -> tuple[list[str], list[str]]:
-    """The keys as they stand in the file (pydantic's path also has the kinds of unions), and those known beside the last."""
-    path: list[str] = []
-    here: list[type[BaseModel]] = [Experiment]
-    beside: list[type[BaseModel]] = here
-    inner: object = None
-    for step in loc:
-        part = str(step)
-        tagged = [m for m in here if "kind" in m.model_fields and get_args(m.model_fields["kind"].annotation) == (part,)]
-        if tagged and len(here) > 1:
-            here = beside = tagged
+def _keys(table: object, loc: Sequence[int | str], *, missing: bool) -> list[str]:
+    """The keys as they stand in the file: pydantic's path also has the kinds of unions."""
+    out = []
+    for i, step in enumerate(loc):
+        if (isinstance(table, dict) and step in table) or (isinstance(table, list) and isinstance(step, int)):
+            table = table[step]
+        elif not (missing and i == len(loc) - 1):
             continue
-        if (
-            any(m.__name__ == part for m in here) or part in ("float", "str", "int", "bool") or "[" in part
-        ):  # a member of a union without tags
-            here = beside = [m for m in here if m.__name__ == part] or here
-            continue
-        path.append(part)
-        if inner is not None:  # a key of a table by name, or a place in a list: what it holds comes next
-            here, inner = _models(inner), None
-            continue
-        beside = here
-        fields = [m.model_fields[part].annotation for m in here if part in m.model_fields]
-        containers = [f for f in fields if get_origin(f) in (dict, tuple)]
-        inner = get_args(containers[0])[-1 if get_origin(containers[0]) is dict else 0] if containers else None
-        here = [] if containers else [model for f in fields for model in _models(f)]
-    return path, sorted({name for m in beside for name in m.model_fields})
+        out.append(str(step))
+    return out
 
 
-def _models(annotation: object) -> list[type[BaseModel]]:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    if get_origin(annotation) in (Union, UnionType) or hasattr(annotation, "__metadata__"):
-        return [m for inner in get_args(annotation) for m in _models(inner)]
-    return []
+def _vocabulary() -> list[str]:
+    """Every key of an experiment file."""
+    return sorted({name for model in _models(Options) for name in model.model_fields})
+
+
+def _models(base: type[BaseModel]) -> list[type[BaseModel]]:
+    return [base, *(model for sub in base.__subclasses__() for model in _models(sub))]

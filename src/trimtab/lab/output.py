@@ -192,6 +192,7 @@ def _parquet(found: Found, path: Path) -> None:
         for measure, value in found.results.values[name, seed].items()
     ]
     kinds = {"seed": pa.int64(), "value": pa.float64(), "wall_s": pa.float64(), "cpu_s": pa.float64()}
+    cost = ["key", "wall_s", "cpu_s", "commit", "command"]
     names = [
         "experiment",
         "cell",
