@@ -10,7 +10,6 @@ over the whole, where it can or must come before the backward -> survey at objec
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trimtab.learner.columns import Columns
-from trimtab.learner.credit import advantage_of, assign, once_a_batch, shape
+from trimtab.learner.credit import advantage_of, assign, once_a_batch, shape, weigh_quietly
 from trimtab.learner.micro import Micro, Seen, Share, applied_weights, collect, whole_view
 from trimtab.learner.passes import Pass
 from trimtab.learner.tools import Refused, Tools
@@ -89,9 +88,8 @@ class Accumulation:
     def weights(self) -> tuple[Tensor, Tensor]:
         """(mean applied weight of each rollout's tokens, its action tokens), all rollouts of the update."""
         for m in self.micros:
-            if m.weight_R is None:  # a silent one: weighed for this alone, so nothing is recorded
-                quiet = dataclasses.replace(m.view, recorder=Notes())
-                m.weight_R = _mean_weight(quiet, self.chain.weigh(quiet))
+            if m.weight_R is None:  # a silent one
+                m.weight_R = _mean_weight(m.view, weigh_quietly(self.tools, m.view))
         return applied_weights(self.micros, self.tools.ranks)
 
     # ------------------------------------------------------------------------------------------------ before the backward
@@ -106,7 +104,7 @@ class Accumulation:
         """Norms by a first pass of which only scalars are kept (``two_pass``)."""
         self.tools.observe(m, graph=True, norms=True, vocab=self.tools.needs(Need.VOCAB))
         assert m.opened is not None
-        m.view.norm2_R = self._measure(m, m.opened, self.chain.weigh(m.view))[0]
+        m.view.norm2_R = self._measure(m, m.opened, weigh_quietly(self.tools, m.view))[0]
         m.opened = None
 
     def _measure(self, m: Micro, p: Pass, w: Weighing) -> tuple[Tensor, Tensor]:

@@ -6,6 +6,7 @@ A column assigned here is kept by rollout in :class:`Columns`, so that every min
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from trimtab.learner.columns import Columns
 from trimtab.learner.micro import Micro, Share, whole_view
 from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
-from trimtab.methods.protocol import Credit, Need, Point, Recorder, Totals, View, Weighing
+from trimtab.methods.protocol import Credit, Need, Notes, Point, Recorder, Totals, View, Weighing
 
 
 def once_a_batch(tools: Tools) -> bool:
@@ -73,12 +74,17 @@ def shape(tools: Tools, view: View) -> None:
         view.reward_R = view.reward_R + view.sum_R(added_N.double())
 
 
+def weigh_quietly(tools: Tools, view: View) -> Weighing:
+    """The weights, for credit alone: what a method notes about them is noted once, where they weigh the loss."""
+    return tools.chain.weigh(dataclasses.replace(view, recorder=Notes()))
+
+
 def assign(tools: Tools, view: View, places: Sequence[int], columns: Columns) -> None:
     """Assign credit over a whole view and keep it by rollout."""
     with tools.clock.span("methods"):
         shape(tools, view)
         nothing = Weighing(view.score_R.new_zeros(view.score_R.shape[0]))
-        w = nothing if view.current_N is None else tools.chain.weigh(view)
+        w = nothing if view.current_N is None else weigh_quietly(tools, view)
         credit = tools.chain.credit(view, w)
     lengths = view.length_R.tolist()
     columns.put("advantage_N", advantage_of(credit, view), lengths, places)
