@@ -20,7 +20,7 @@ class Freshest(Method):
     status = Status.CONTROL
     summary = "youngest groups first"
     formula = "take the B largest mean versions"
-    fails = "prefers what is quick to generate; old groups expire, and their sampling was for nothing"
+    fails = "Prefers what is quick to generate; old groups expire, and their sampling was for nothing."
     cost = "O(waiting groups) at every batch"
     owns = frozenset({Point.SELECT})
     min_depth = 1

@@ -26,7 +26,7 @@ class MaxAge(Method):
     status = Status.PUBLISHED
     summary = "drops groups older than a limit"
     formula = "drop if V - min_t v_t > max_age"
-    fails = "drops what takes long, hence what is hard: training reward rises without learning"
+    fails = "Drops what takes long, hence what is hard: training reward rises without learning."
     cost = "O(waiting groups) at every batch; the dropped sampling"
     Options = MaxAgeOptions
     options: MaxAgeOptions

@@ -71,7 +71,7 @@ class Pace(Method):
     status = Status.OUR_READING
     summary = "pool-aware rejection by effective staleness"
     formula = "reject floor(ema n) groups of largest W + pct(F)^gamma G; ema of max(0, 1 - P*/n)"
-    fails = "samplers held back by depth or max_lag leave no excess, and it never acts; prompts that are slow and hard may be let go"
+    fails = "Samplers held back by depth or max_lag leave no excess, and it never acts; prompts that are slow and hard may be let go."
     cost = "columnar sort of the pool; head over re-prefilled prefixes (swap) or a forward over interrupted rollouts (learner)"
     Options = PaceOptions
     options: PaceOptions

@@ -27,7 +27,7 @@ class RandomReject(Method):
     status = Status.CONTROL
     summary = "PACE's rejection budget, spent at random"
     formula = "let floor(ema n) random groups go"
-    fails = "like PACE it never acts where depth or max_lag hold the samplers back"
+    fails = "Like PACE it never acts where depth or max_lag hold the samplers back."
     cost = "O(waiting groups) at every batch"
     Options = RandomRejectOptions
     options: RandomRejectOptions
