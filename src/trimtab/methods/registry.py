@@ -65,6 +65,7 @@ BUILTIN = {
     "kl_reward": "trimtab.methods.kl_reward:KLReward",
     "entropy_term": "trimtab.methods.entropy_term:EntropyTerm",
     "gac": "trimtab.methods.gac:GAC",
+    "random_skip": "trimtab.methods.random_skip:RandomSkip",
     "norm_clip": "trimtab.methods.norm_clip:NormClip",
     "median_clip": "trimtab.methods.median_clip:MedianClip",
     "zclip": "trimtab.methods.zclip:ZClip",

@@ -59,6 +59,7 @@ CASES: dict[str, list[fuzz.Options]] = {
     "entropy_term": [{"coefficient": -0.1}],
     "ppo_clip": [{"dual": 3.0}, {"low": 0.99, "high": 100.0}],
     "gac": [{"c_low": 0.0, "c_high": 1.0}, {"c_low": 0.0, "c_high": 0.01, "max_consecutive_skips": 0}, {"warmup": 3}],
+    "random_skip": [{"rate": 0.0}],
     "norm_clip": [{"max_norm": 1e-6}],
     "median_clip": [],
     "zclip": [],
