@@ -191,16 +191,34 @@ class Experiment(Options):
 
 
 def merge(table: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
-    """Tables into tables, key by key; lists and values replace. Another ``kind`` starts its table anew."""
+    """Tables into tables, key by key; lists and values replace. Another ``kind`` starts its table anew.
+
+    ``methods``, a list, takes a table as well: ``methods.seq_tis.c = 2.0`` changes an option of that method where it stands, or
+    adds the method (which replaces a bundle's own).
+    """
     out = dict(table)
     for key, new in changes.items():
         old = out.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
+        if key == "methods" and isinstance(new, dict):
+            out[key] = _methods(old if isinstance(old, list) else [], new)
+        elif isinstance(old, dict) and isinstance(new, dict):
             other = "kind" in new and "kind" in old and new["kind"] != old["kind"]
             out[key] = dict(new) if other else merge(old, new)
         else:
             out[key] = new
     return out
+
+
+def _methods(entries: list[Json], changes: Mapping[str, Json]) -> list[Json]:
+    out = [dict(e) if isinstance(e, dict) else {"name": e} for e in entries]
+    for name, options in changes.items():
+        if not isinstance(options, dict):
+            raise TrimtabError.field(f"methods.{name}", options, f"give a table of its options, as in methods.{name}.c = 2.0")
+        mine = next((e for e in out if e["name"] == name), None)
+        if mine is None:
+            out.append(mine := {"name": name})
+        mine.update(options)
+    return list(out)
 
 
 def _ends(values: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
