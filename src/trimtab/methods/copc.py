@@ -24,7 +24,7 @@ from pydantic import Field
 from trimtab import functional as F
 from trimtab.methods.gae import TraceOptions, actor_lambda, values
 from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, Ratio, Status, View, Weighing
-from trimtab.records import TrimtabError
+from trimtab.records import Decision, TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,7 +92,10 @@ class CopcMask(Method):
         return Weighing(nothing_R, weight_N=None if self.masks_only else ratio_N, keep_N=keep_N)
 
     def _report(self, view: View, log_ratio_N: Tensor, ratio_N: Tensor, keep_N: Tensor) -> None:
-        """In all and by age. The proxies compare the kept weight with w* = pi_current / mu of this very update."""
+        """In all and by age. ESS of w over the tokens is weight^2 / weight2: two means, which add up over micro-batches and ranks.
+
+        The proxies compare the kept weight with w* = pi_current / mu of this very update.
+        """
         low_N, high_N = ~keep_N & (log_ratio_N < 0), ~keep_N & (log_ratio_N >= 0)
         w_N = F.ratios.masked(ratio_N.double(), keep_N)
         columns = [low_N, high_N, F.divergence.k3(log_ratio_N), ratio_N, w_N, w_N * w_N]
@@ -101,7 +104,8 @@ class CopcMask(Method):
             view.metric(f"copc/masked_low{where}", low, n)
             view.metric(f"copc/masked_high{where}", high, n)
             view.metric(f"copc/k3{where}", k3, n)
-            view.metric(f"copc/ess{where}", w * w / w2 if w2 else 0.0, n)
+            view.metric(f"copc/weight{where}", w, n)
+            view.metric(f"copc/weight_squared{where}", w2, n)  # the effective share of tokens is weight^2 / weight_squared
             view.metric(f"copc/proxy_weight_gap{where}", mass - w, n)  # mean |w - w*|
             view.metric(f"copc/proxy_mass_removed{where}", mass - w, mass)
 
@@ -185,6 +189,9 @@ class CopcCredit(Method):
             view.metric(f"copc/kappa_low{where}", low, n)
             view.metric(f"copc/kappa_high{where}", high, n)
             view.metric(f"copc/kappa_distance{where}", distance, n)  # mean |kappa - 1|
+            if not age and distance:
+                why = f"{low / n:.1%} of the TD residuals below {o.low:g}, {high / n:.1%} above {o.high:g}"
+                view.note(Decision(method=self.name, point="credit", what="weighted residuals", amount=distance / n, why=why))
             view.metric(f"copc/proxy_trace_gap{where}", gap, finite)
             view.metric(f"copc/proxy_trace_overflow{where}", n - finite, n)
             explained = F.traces.explained_variance(n, *moments)
