@@ -92,7 +92,7 @@ class CopcMask(Method):
         return Weighing(nothing_R, weight_N=None if self.masks_only else ratio_N, keep_N=keep_N)
 
     def _report(self, view: View, log_ratio_N: Tensor, ratio_N: Tensor, keep_N: Tensor) -> None:
-        """In all and by age. ESS of w over the tokens is weight^2 / weight2: two means, which add up over micro-batches and ranks.
+        """In all and by age. ESS of w over the tokens is weight^2 / weight_squared: means, which add up over ranks.
 
         The proxies compare the kept weight with w* = pi_current / mu of this very update.
         """
@@ -105,7 +105,7 @@ class CopcMask(Method):
             view.metric(f"copc/masked_high{where}", high, n)
             view.metric(f"copc/k3{where}", k3, n)
             view.metric(f"copc/weight{where}", w, n)
-            view.metric(f"copc/weight_squared{where}", w2, n)  # the effective share of tokens is weight^2 / weight_squared
+            view.metric(f"copc/weight_squared{where}", w2, n)
             view.metric(f"copc/proxy_weight_gap{where}", mass - w, n)  # mean |w - w*|
             view.metric(f"copc/proxy_mass_removed{where}", mass - w, mass)
 

@@ -153,7 +153,7 @@ def test_what_both_sides_report_by_age() -> None:
             "masked_high": np.mean(x >= 2),
             "k3": np.mean(x - 1 - np.log(x)),
             "weight": np.mean(x * ~gone),
-            "weight2": np.mean((x * ~gone) ** 2),
+            "weight_squared": np.mean((x * ~gone) ** 2),
             "proxy_weight_gap": np.mean(x * gone),
             "proxy_mass_removed": np.sum(x * gone) / np.sum(x),
             "kappa_low": np.mean(x < 0.5),
