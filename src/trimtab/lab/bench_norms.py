@@ -1,12 +1,12 @@
-"""What exact per-rollout gradient norms cost: the OPOB update divided by an ordinary update on the same packed batch.
+"""What per-rollout gradient norms cost: the OPOB update divided by an ordinary update on the same packed batch.
 
 Both sides run the same packed forward, head and AdamW; the plain side forms the same loss with a group-mean baseline and runs one
 ``backward`` without hooks. Rounds are interleaved, so that what else the machine does hits all sides; only CPU time counts.
 Every group has mixed rewards, so no gradient is skipped. Ratios are taken round by round and reported as median and spread.
 
-Cases are ``ROUTE/SIZE/TOKENS``, with ``~TOKENS`` where lengths vary by half around that mean. ``best`` is the route with the lowest
-median; ``padded`` is the ordinary update of the padded transformers model (its own attention, logits and log-softmax over all
-positions), relative to ours.
+Cases are ``ROUTE/SIZE/TOKENS``, with ``~TOKENS`` where lengths vary by half around that mean. ``best`` is the exact route with the
+lowest median; ``sketch`` and ``last_layer`` estimate norms at the top of the network; ``padded`` is the ordinary update of the padded
+transformers model (its own attention, logits and log-softmax over all positions), relative to ours.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ from trimtab.lab.rows import Row, spread
 from trimtab.learner.norms.estimate import Route
 from trimtab.learner.packing import Packed, pack
 from trimtab.learner.passes import PackedModel
+from trimtab.methods.points import NormEstimator
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason
 
 PROMPT, GROUP, VOCAB = 17, 8, 17
+ESTIMATORS: tuple[NormEstimator, ...] = ("sketch", "last_layer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ def _measure(size: Size, rounds: int) -> list[Row]:
     rollouts, reward_R = _batch(size)
     packed = pack(rollouts)
     updates = {"plain": _plain(size, packed, reward_R), "padded": _padded(size, packed, reward_R)}
-    updates |= {route: _opob(size, packed, reward_R, route) for route in get_args(Route)}
+    updates |= {route: _opob(packed, reward_R, PackedModel(_model(size), route=route)) for route in get_args(Route)}
+    updates |= {name: _opob(packed, reward_R, PackedModel(_model(size), estimator=name)) for name in ESTIMATORS}
     sides = {name: Side(update, [], []) for name, update in updates.items()}
     for i in range(rounds + 2):  # the first two warm caches and buffers
         for side in sides.values():
@@ -187,9 +190,8 @@ def _plain(size: Size, packed: Packed, reward_R: Tensor) -> Callable[[], None]:
     return update
 
 
-def _opob(size: Size, packed: Packed, reward_R: Tensor, route: Route) -> Callable[[], None]:
-    model = _model(size)
-    optimizer, runner, credit = _optimizer(model), PackedModel(model, route=route), _Credit(packed, reward_R)
+def _opob(packed: Packed, reward_R: Tensor, runner: PackedModel) -> Callable[[], None]:
+    optimizer, credit = _optimizer(runner.model), _Credit(packed, reward_R)
     one_N = torch.ones_like(packed.behavior_N)
 
     def update() -> None:

@@ -22,7 +22,7 @@ from trimtab.learner.norms.estimate import Route, Shape, choose_route, estimate
 from trimtab.learner.norms.registry import Registry, survey
 from trimtab.learner.norms.routes import TapeRoute
 from trimtab.learner.norms.tape import Tape
-from trimtab.learner.norms.top import Signs, TopRoute, top_registry
+from trimtab.learner.norms.top import Signs, TopRoute, read_by_sketch
 from trimtab.learner.norms.two_buffer import TwoBuffer
 from trimtab.learner.norms.units import Buffers
 from trimtab.learner.packing import Packed
@@ -150,7 +150,7 @@ class PackedModel:
         if not norms:
             return Pass(packed, self._run(packed, vocab)[2])
         if self._estimator != "exact":
-            top = Tape(top_registry(self.model), packed.rows.rows) if self._estimator == "sketch" else None
+            top = Tape(read_by_sketch(self.model, packed.rows.rows), packed.rows.rows) if self._estimator == "sketch" else None
             head, hidden, outputs = self._run(packed, vocab, top)
             stand_in = TopRoute(
                 packed, head, hidden, outputs[0], self._weight, top, signs=self._signs, buffers=self._buffers, memory=self._memory

@@ -1,4 +1,4 @@
-"""What the three routes cost, so that ``auto`` and each layer can choose. Costs are in FLOP-equivalents, sizes in bytes.
+"""What the routes cost, so that ``auto``, each layer and the sketch can choose. Costs are in FLOP-equivalents, sizes in bytes.
 
 For a layer of width d_in -> d_out over P rows, R rollouts in blocks of ``count`` x ``length`` rows, with s bytes a number:
 
@@ -14,13 +14,16 @@ For a layer of width d_in -> d_out over P rows, R rollouts in blocks of ``count`
     two_pass    = F + B_act + sum_layers min(FORGET, GRAM) - W + B   holds nothing beyond the graph; B = B_act + sum W
     two_buffer  = F + sum over rollouts (F + B + CALL layers)        holds 2 gradients a group
 
-with F = B_act = sum_layers W. The constants are ratios of speeds, measured on one core of a 2025 server processor in float32 at
-41 to 256 tokens and widths 64 to 768: products run at about 100 GFLOP/s and inner products at 40, a byte that is written once and
-read twice costs 0.12 ns, and a layer alone, with what surrounds it, costs 0.2 ms however few its rows.
+with F = B_act = sum_layers W. A sketch reads Linears from the last one down: it costs 3 CALL to reach the first, each costs
+CALL + GRAM_RATE 2 P PROBES (d_in + d_out) to project and W + BYTE P (d_in + d_out) s to go below. The constants are ratios of
+speeds, measured on one core of a 2025 server processor in float32 at 41 to 256 tokens and widths 64 to 768: products run at about
+100 GFLOP/s and inner products at 40, a byte that is written once and read twice costs 0.12 ns, and a layer alone, with what surrounds
+it, costs 0.2 ms however few its rows.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
@@ -30,6 +33,8 @@ from trimtab.learner.layout import Layout
 BYTE = 12.0
 GRAM_RATE = 2.5
 CALL = 2e7
+PROBES = 8  # columns a layer's gradient is projected to
+SKETCH_SHARE = 0.05  # of the plain step's products; what surrounds a product doubles it
 
 
 Route = Literal["bookkeeping", "two_pass", "two_buffer"]
@@ -102,6 +107,18 @@ def estimate(shapes: list[Shape], parameters: int, layout: Layout, itemsize: int
         "two_pass": Estimate(plain + sum(weights) + two_pass, 0),
         "two_buffer": Estimate(plain + sum(weights) + CALL * rollouts * len(shapes), 2 * rollouts * parameters * itemsize),
     }
+
+
+def sketched(shapes: Sequence[Shape], rows: int, itemsize: int) -> int:
+    """How many Linears, counted from the last one of the forward, a sketch may read."""
+    budget = SKETCH_SHARE * 6.0 * rows * sum(s.inputs * s.outputs for s in shapes)
+    spent = 3 * CALL
+    for n, s in enumerate(reversed(shapes)):
+        spent += CALL + GRAM_RATE * 2 * rows * PROBES * (s.inputs + s.outputs)
+        if spent > budget:
+            return n
+        spent += 2.0 * rows * s.inputs * s.outputs + BYTE * rows * (s.inputs + s.outputs) * itemsize
+    return len(shapes)
 
 
 def choose_route(routes: dict[Route, Estimate], memory: int) -> Route:

@@ -1,9 +1,9 @@
 """Stand-ins for the per-rollout norms, read at the top of the network, where the gradient starts; then an ordinary backward.
 
 ``last_layer``  ||dz_i^T h_i||^2, the LM head's gradient, exactly: known from logits and hidden states, before any backward.
-``sketch``      that, and the last Linears of the model: an eighth of them, at least three (a block's MLP). A backward cut off below
-                them gives their e; each gradient is projected on random signs, E ||e_i^T x_i V||^2 = ||e_i^T x_i||^2, so that nothing
-                of the size of a rollout's gradient is formed.
+``sketch``      that, and as many of the model's last Linears as a small share of the step pays for (``estimate.sketched``: none in a
+                narrow model, a few blocks in a deep one). A backward cut off below them gives their e; each gradient is projected on
+                random signs, E ||e_i^T x_i V||^2 = ||e_i^T x_i||^2, so that nothing of the size of a rollout's gradient is formed.
 
 They are proportional to the full norm only roughly, and not of its size: good for shares within a group, which is what a baseline
 weighs by. Frozen parameters count as well, and modules that exact norms do not know are no obstacle.
@@ -19,21 +19,20 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.learner.head import Head
+from trimtab.learner.norms.estimate import PROBES, Shape, sketched
 from trimtab.learner.norms.registry import Registry
 from trimtab.learner.norms.tape import Tape
 from trimtab.learner.norms.units import Budget, Buffers
 from trimtab.learner.norms.vocab import HeadUnit
 from trimtab.learner.packing import Packed
 
-PROBES = 8
-_SHARE, _LEAST = 8, 3
 
-
-def last_linears(model: PreTrainedModel) -> dict[nn.Module, str]:
-    """The Linears that the sketch reads beside the head, with their names."""
-    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    found = [(m, name) for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
-    return dict(found[-max(_LEAST, len(found) // _SHARE) :])
+def read_by_sketch(model: PreTrainedModel, rows: int) -> Registry:
+    """What the sketch records of a forward of so many rows; no module where the head is all it reads."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[no-untyped-call]
+    linears = [(m, name) for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
+    n = sketched([Shape(m.in_features, m.out_features) for m, _ in linears], rows, head.weight.element_size())
+    return Registry(dict(linears[len(linears) - n :]), head, embedding, head.weight is embedding.weight)
 
 
 class Signs:
@@ -101,9 +100,3 @@ class TopRoute:
             raise RuntimeError("finish: call norms first")
         packed = self._packed
         torch.autograd.backward(self._current_H, (c_R[packed.rollout_N][packed.to_H] * self._q_H).to(self._current_H.dtype))
-
-
-def top_registry(model: PreTrainedModel) -> Registry:
-    """What the sketch records."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[no-untyped-call]
-    return Registry(last_linears(model), head, embedding, head.weight is embedding.weight)
