@@ -5,7 +5,6 @@ Weights, every metric that is no time, decisions, events, and the rollouts train
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -15,10 +14,8 @@ import pytest
 from support import runs
 from trimtab.config.run import RunConfig
 from trimtab.records import Json
-from trimtab.telemetry.metrics import BatchRecord
 
 BATCHES, LAG, EVERY = 12, 2, 4
-TIMES = ("time/", "throughput/", "publish/", "sampler/")
 PLAIN: dict[str, Json] = {"kind": "lockstep", "lag": LAG}
 SWAPPING: dict[str, Json] = {**PLAIN, "swap_every": 3}
 CALIBRATING: Json = {"name": "ess", "reference": "calibrate", "calibration": 6}
@@ -27,17 +24,6 @@ CALIBRATING: Json = {"name": "ess", "reference": "calibrate", "calibration": 6}
 def configure(folder: Path, runtime: dict[str, Json], *more: Json) -> RunConfig:
     learner: dict[str, Json] = {"batches": BATCHES, "optimizer": {"lr": runs.LR}}
     return runs.config(folder, ["vcpo", *more], runtime=runtime, learner=learner, store={"every": EVERY})
-
-
-class Interrupting(runs.Quiet):
-    """Sends its own process SIGTERM after so many batches."""
-
-    def __init__(self, after: int) -> None:
-        self._after = after
-
-    def batch(self, record: BatchRecord, waiting_for: str) -> None:
-        if record.batch + 1 == self._after:
-            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def kill_in_batch(config: RunConfig, path: Path, batch: int) -> None:
@@ -54,22 +40,11 @@ def kill_in_batch(config: RunConfig, path: Path, batch: int) -> None:
         process.kill()
 
 
-def lines(file: Path, *drop: str) -> list[dict[str, Json]]:
-    """The records of a log, without times and without the names of lives (``incarnation``)."""
-    records = [json.loads(line) for line in file.read_text().splitlines()]
-    for record in records:
-        for name in ("time", "incarnation", *drop):
-            record.pop(name, None)
-        if "metrics" in record:
-            record["metrics"] = {k: v for k, v in record["metrics"].items() if not k.startswith(TIMES)}
-    return records
-
-
 def assert_same_run(a: Path, b: Path) -> None:
     assert runs.digest_after(a, BATCHES) == runs.digest_after(b, BATCHES)
     for name in ("metrics.jsonl", "decisions.jsonl", "events.jsonl"):
-        assert lines(a / name) == lines(b / name), name
-    assert len(lines(a / "metrics.jsonl")) == BATCHES
+        assert runs.lines(a / name) == runs.lines(b / name), name
+    assert len(runs.lines(a / "metrics.jsonl")) == BATCHES
     ours, theirs = runs.trained(a), runs.trained(b)
     assert ours.keys() == theirs.keys()
     for key, rollout in ours.items():
@@ -88,11 +63,11 @@ def test_killed_then_terminated_then_resumed_is_the_same_run(tmp_path: Path) -> 
 
     run = tmp_path / "run"
     kill_in_batch(config, run, 5)
-    assert len(lines(run / "metrics.jsonl")) == 6  # two batches beyond the checkpoint, to be trained anew
+    assert len(runs.lines(run / "metrics.jsonl")) == 6  # two batches beyond the checkpoint, to be trained anew
 
-    assert runs.resume(run, Interrupting(after=10)).status == "interrupted"
-    assert len(lines(run / "metrics.jsonl")) == 10
-    assert len(lines(run / "orphans" / "000004-1" / "metrics.jsonl")) == 2
+    assert runs.resume(run, runs.Interrupting(after=10)).status == "interrupted"
+    assert len(runs.lines(run / "metrics.jsonl")) == 10
+    assert len(runs.lines(run / "orphans" / "000004-1" / "metrics.jsonl")) == 2
 
     assert runs.resume(run).status == "done"
     assert_same_run(tmp_path / "whole", run)
@@ -105,7 +80,7 @@ def test_swapping_weights_killed_at_first_then_resumed_from_a_checkpoint_made_in
 
     run = tmp_path / "run"
     kill_in_batch(config, run, 2)  # before the first periodic checkpoint: it begins at batch 0 again
-    assert runs.resume(run, Interrupting(after=8)).status == "interrupted"
+    assert runs.resume(run, runs.Interrupting(after=8)).status == "interrupted"
     assert runs.resume(run).status == "done"
     assert_same_run(tmp_path / "whole", run)
 
@@ -113,20 +88,20 @@ def test_swapping_weights_killed_at_first_then_resumed_from_a_checkpoint_made_in
 def test_interrupted_while_the_reference_of_ess_is_calibrated(tmp_path: Path) -> None:
     config = configure(tmp_path, PLAIN, CALIBRATING)
     assert runs.train(config, tmp_path / "whole").status == "done"
-    records = lines(tmp_path / "whole" / "metrics.jsonl")
+    records = runs.lines(tmp_path / "whole" / "metrics.jsonl")
     multipliers = [r["metrics"]["step/multiplier"] for r in records]
     assert multipliers[:6] == [[1.0, 1.0]] * 6
     assert any(n < d for n, d in multipliers[6:])  # calibrated, and in force
     assert [r["metrics"]["age/max"] for r in records] == [0.0] * 7 + [1.0] + [2.0] * 4
 
     run = tmp_path / "run"
-    assert runs.train(config, run, Interrupting(after=5)).status == "interrupted"
+    assert runs.train(config, run, runs.Interrupting(after=5)).status == "interrupted"
     assert runs.resume(run).status == "done"
     assert_same_run(tmp_path / "whole", run)
 
 
 def test_calibration_batches_are_on_policy_under_swaps_too(tmp_path: Path) -> None:
     runs.train(configure(tmp_path, SWAPPING, CALIBRATING), tmp_path / "run")
-    ages = [r["metrics"]["age/max"] for r in lines(tmp_path / "run" / "metrics.jsonl")]
+    ages = [r["metrics"]["age/max"] for r in runs.lines(tmp_path / "run" / "metrics.jsonl")]
     assert ages[:6] == [0.0] * 6
     assert max(ages) == LAG

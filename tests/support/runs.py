@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +25,7 @@ from trimtab.store import checkpoint, rollout_log
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
 
+TIMES = ("time/", "throughput/", "publish/", "sampler/")
 GROUPS, MEMBERS, NEW_TOKENS, LR = 8, 8, 12, 5e-4
 
 
@@ -61,6 +64,17 @@ class Quiet:
     def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
     def event(self, event: Event) -> None: ...
     def evaluated(self, batch: int, accuracy: float) -> None: ...
+
+
+class Interrupting(Quiet):
+    """Sends its own process SIGTERM after so many batches."""
+
+    def __init__(self, after: int) -> None:
+        self._after = after
+
+    def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        if record.batch + 1 == self._after:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 @contextmanager
@@ -107,3 +121,14 @@ def trained(path: Path) -> dict[tuple[int, int, int], Rollout]:
 def tokens(path: Path) -> dict[tuple[int, int, int], list[int]]:
     """The token ids of every rollout trained on."""
     return {key: r.segments[0].tokens.tolist() for key, r in trained(path).items()}
+
+
+def lines(file: Path, *drop: str) -> list[dict[str, Json]]:
+    """The records of a log, without times and without the names of lives (``incarnation``)."""
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    for record in records:
+        for name in ("time", "incarnation", *drop):
+            record.pop(name, None)
+        if "metrics" in record:
+            record["metrics"] = {k: v for k, v in record["metrics"].items() if not k.startswith(TIMES)}
+    return records

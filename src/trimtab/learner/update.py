@@ -103,28 +103,29 @@ class Learner:
         parts = [groups[a:b] for a, b in pairwise(np.linspace(0, len(groups), self.options.updates_per_batch + 1).astype(int).tolist())]
         results: list[UpdateResult] = []
         with self.clock.span("methods"):  # what is in no span of its own: the columns between the passes
-            columns, refused = self._start(groups, parts, batch)
+            columns, refused, notes = self._start(groups, parts, batch)
             for step in range(self.options.epochs * len(parts)):
                 part = step % len(parts)
                 place = sum(len(g.rollouts) for p in parts[:part] for g in p)
                 results.append(self._update(parts[part], place, columns, refused, batch, step, lag_zero))
         results[0].invalid_tokens = invalid
+        results[0].notes.add(notes)
         self.consumed_batches += 1
         if any(r.applied for r in results):
             self.applied_batches += 1
         return results
 
-    def _start(self, groups: Sequence[Group], parts: Sequence[Sequence[Group]], batch: Batch) -> tuple[Columns, Refused | None]:
-        """The columns known at the batch's start, or why none of its updates may step."""
-        shares, group, place = [], 0, 0
+    def _start(self, groups: Sequence[Group], parts: Sequence[Sequence[Group]], batch: Batch) -> tuple[Columns, Refused | None, Notes]:
+        """The columns known at the batch's start, or why none of its updates may step; and what was noted of them."""
+        shares, group, place, notes = [], 0, 0, Notes()
         for part in parts:
             mine = share(part, place, self._tools.ranks)
             shares.append(Share(mine.groups, group + mine.first_group, mine.first_place))
             group, place = group + len(part), place + sum(len(g.rollouts) for g in part)
         try:
-            return start_batch(self._tools, shares, totals_of(groups, self._tools.max_length), batch.version, Notes()), None
+            return start_batch(self._tools, shares, totals_of(groups, self._tools.max_length), batch.version, notes), None, notes
         except Refused as refused:
-            return Columns(), refused
+            return Columns(), refused, notes
 
     def _update(
         self, groups: Sequence[Group], place: int, columns: Columns, refused: Refused | None, batch: Batch, mini_step: int, lag_zero: bool
@@ -198,11 +199,9 @@ class Learner:
         """Metrics summed over ranks; decisions are the first rank's."""
         first, *others = self._tools.ranks.gather((result.notes.metrics, result.notes.decisions))
         if others:
-            merged = Notes(decisions=first[1])
-            for metrics, _ in (first, *others):
-                for name, (numerator, denominator) in metrics.items():
-                    merged.metric(name, numerator, denominator)
-            result.notes = merged
+            result.notes = Notes(decisions=first[1], metrics=first[0])
+            for metrics, _ in others:
+                result.notes.add(Notes(metrics=metrics))
 
     # ------------------------------------------------------------------------------------------------ the step
     def _step(self, accumulation: Accumulation, batch_id: int, mini_step: int, lag_zero: bool, result: UpdateResult) -> None:
@@ -214,8 +213,12 @@ class Learner:
             result.raw_norm = gradient.raw_norm
             if not np.isfinite(gradient.raw_norm):
                 raise Refused("non-finite gradient norm")
-            result.cosine = self.sketch.observe(gradient.parts)
+            exact = self.chain.aligner  # keeps the previous gradient itself, so its cosine needs no sketch
+            if exact is None:
+                result.cosine = self.sketch.observe(gradient.parts)
             verdict = self.chain.gradient(gradient)
+            if exact is not None:
+                result.cosine = exact.cosine
             result.norm = gradient.norm()
             assert result.seen is not None
             multiplier = self.chain.step(

@@ -83,6 +83,10 @@ class GradientControls(Protocol):
     def gradient(self, g: Gradient) -> Keep | Skip: ...
 
 
+class Aligns(Protocol):
+    cosine: float | None
+
+
 class StepControls(Protocol):
     def step(self, s: StepView) -> float | Refuse: ...
 
@@ -188,6 +192,11 @@ class Chain:
     def terms(self) -> list[Method]:
         """Methods of the objective point that add a term to the owner's loss."""
         return [m for m in self.at(Point.OBJECTIVE) if Point.OBJECTIVE not in m.owns]
+
+    @property
+    def aligner(self) -> Aligns | None:
+        """The method that compares each gradient with the previous one, if there is one."""
+        return next((cast(Aligns, m) for m in self.at(Point.GRADIENT) if m.rank is Rank.ALIGN and hasattr(m, "cosine")), None)
 
     def surveys(self, point: Point) -> bool:
         """Does a method of this point (weigh or objective) need to see the whole update first?"""

@@ -38,6 +38,12 @@ class Notes:
         n, d = self.metrics.get(name, (0.0, 0.0))
         self.metrics[name] = (n + numerator, d + denominator)
 
+    def add(self, other: Notes) -> None:
+        """Take over what another was told."""
+        self.decisions = [*other.decisions, *self.decisions]
+        for name, (numerator, denominator) in other.metrics.items():
+            self.metric(name, numerator, denominator)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
