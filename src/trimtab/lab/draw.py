@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab.lab import figures as spec
-from trimtab.lab.measures import CellRun, Measure, trailing
+from trimtab.lab.measures import Alarm, CellRun, Crosses, Measure
 from trimtab.lab.results import CellName, Results
 from trimtab.report import style
 from trimtab.report.style import F64
@@ -25,6 +25,14 @@ POINTS = 600  # a curve
 CHARACTER = 0.06  # inches of a label's letter
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """More lines than colors: the second round is dashed."""
+
+    color: str
+    dashes: str
+
+
 @dataclass(frozen=True)
 class Material:
     """What figures are made of."""
@@ -37,12 +45,15 @@ class Material:
     def chosen(self, figure: spec.Figure) -> list[CellName]:
         return [c for c in self.results.cells if figure.holds(c.arm, c.at) and self.runs.get(c.name)]
 
-    def color(self, arm: str) -> str:
-        return style.COLORS[self.arms.index(arm) % len(style.COLORS)]
+    def looks(self, cells: Sequence[CellName]) -> dict[str, Look]:
+        """Cell -> look. An arm looks the same in every figure, except where one figure shows it more than once."""
+        several = len({c.arm for c in cells}) < len(cells)
+        places = {c.name: i if several else self.arms.index(c.arm) for i, c in enumerate(cells)}
+        n = len(style.COLORS)
+        return {name: Look(style.COLORS[i % n], ("-", "--", ":")[i // n % 3]) for name, i in places.items()}
 
-    def dashes(self, arm: str) -> str:
-        """More arms than colors: the second round is dashed."""
-        return ("-", "--", ":")[self.arms.index(arm) // len(style.COLORS) % 3]
+    def of_arm(self, arm: str) -> Look:
+        return self.looks([CellName(arm, {}, arm)])[arm]
 
     def labels(self, cells: Sequence[CellName]) -> list[str]:
         """Arm, where they differ in it, and the axis values they differ in."""
@@ -98,8 +109,8 @@ def _curves(figure: spec.Curves, m: Material) -> Figure | None:
     right = 0.3 + CHARACTER * max(len(label) + 6 for _, label, _ in shown)
     drawn, axes = style.canvas(n, width=WIDTH, height=top + 0.4 + 1.75 * n, right=right, top=top, hspace=0.5)
     for ax, panel in zip(axes, figure.panels, strict=True):
-        _panel(ax, panel, figure, shown, m)
-    axes[-1].set_xlabel("batch" if figure.align is None else f"batches from: {m.title(figure.align)}")
+        _panel(ax, panel, figure, shown, m.looks(cells))
+    axes[-1].set_xlabel("batch" if figure.align is None else f"batches from the {m.title(figure.align)}")
     style.whole_ticks(axes[-1])
     _head(drawn, figure, note)
     return drawn
@@ -111,11 +122,15 @@ _Placed = tuple[CellRun, int]  # a run, and the place of its batch 0 on the axis
 def _aligned(figure: spec.Curves, cell: CellName, m: Material) -> list[_Placed]:
     if figure.align is None:
         return [(run, 0) for run in m.runs[cell.name]]
-    moments = [(run, m.measures[figure.align].of(run)) for run in m.runs[cell.name]]
-    return [(run, -int(moment)) for run, moment in moments if np.isfinite(moment)]
+    moment = m.measures[figure.align]
+    assert isinstance(moment, Crosses | Alarm)
+    found = [(run, moment.of(run)) for run in m.runs[cell.name]]
+    return [(run, -int(batch)) for run, batch in found if np.isfinite(batch)]
 
 
-def _panel(ax: Axes, panel: spec.Panel, figure: spec.Curves, shown: Sequence[tuple[CellName, str, list[_Placed]]], m: Material) -> None:
+def _panel(
+    ax: Axes, panel: spec.Panel, figure: spec.Curves, shown: Sequence[tuple[CellName, str, list[_Placed]]], looks: Mapping[str, Look]
+) -> None:
     if panel.log:
         ax.set_yscale("log")
     ends = []
@@ -126,11 +141,12 @@ def _panel(ax: Axes, panel: spec.Panel, figure: spec.Curves, shown: Sequence[tup
             continue
         x, y = x[known], y[:, known]
         middle = np.nanmedian(y, axis=0) if panel.log or figure.align else np.nanmean(y, axis=0)
-        color = m.color(cell.arm)
+        color = looks[cell.name].color
         if len(placed) > 1:
             ax.fill_between(x, np.nanmin(y, axis=0), np.nanmax(y, axis=0), color=color, alpha=0.16, lw=0)
-        ax.plot(*style.thin(x, middle, POINTS), color=color, ls=m.dashes(cell.arm), lw=1.6)
-        ends.append((float(middle[-1]), f"{label} {style.short(float(middle[-1]))}", color))
+        ax.plot(*style.thin(x, middle, POINTS), color=color, ls=looks[cell.name].dashes, lw=1.6)
+        end = float(middle[-1])
+        ends.append((end, f"{label} {'0' if panel.log and end <= FLOOR * 1.01 else style.short(end)}", color))
     ax.margins(x=0)
     if panel.log:
         style.log_ticks(ax)
@@ -147,13 +163,12 @@ def _panel(ax: Axes, panel: spec.Panel, figure: spec.Curves, shown: Sequence[tup
 
 
 def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
-    """Batches, and one row a run: trailing means, NaN where a run has no value."""
-    rows = []
-    for run, offset in placed:
+    """Batches, and one row a run: trailing means (of logarithms where the axis is), NaN where a run has no value."""
+    smoothed = []
+    for run, begin in placed:
         y = run.column(panel.metric)
-        window = min(figure.smooth, max(1, len(y)))
-        rows.append((offset + window - 1, np.log(np.maximum(y, FLOOR)) if panel.log else y, window))
-    smoothed = [(begin, np.exp(trailing(y, window)) if panel.log else trailing(y, window)) for begin, y, window in rows]
+        z = _smooth(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
+        smoothed.append((begin, np.exp(z) if panel.log else z))
     low, high = min(b for b, _ in smoothed), max(b + len(y) for b, y in smoothed)
     if figure.align is not None:
         low, high = max(low, -figure.before), min(high, figure.after + 1)
@@ -162,6 +177,16 @@ def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Plac
         first, last = max(begin, low), min(begin + len(y), high)
         row[first - low : max(first, last) - low] = y[first - begin : max(first, last) - begin]
     return np.arange(low, high, dtype=np.float64), out
+
+
+def _smooth(y: F64, window: int) -> F64:
+    """Mean of the known among the last ``window`` entries; of fewer at the start, so that curves begin where runs do."""
+    known = np.isfinite(y)
+    totals, counts = (np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(known, y, 0.0), known))
+    ends = np.arange(1, len(y) + 1)
+    begins = np.maximum(0, ends - window)
+    n = counts[ends] - counts[begins]
+    return np.divide(totals[ends] - totals[begins], n, out=np.full(len(y), np.nan), where=n > 0)
 
 
 # ------------------------------------------------------------------------------------------------------------------ sweep
@@ -180,11 +205,12 @@ def _sweep(figure: spec.Sweep, m: Material) -> Figure | None:
     drawn, (ax,) = style.canvas(1, width=WIDTH, height=top + 3.4, right=right, top=top)
     ends = []
     for i, (label, members) in enumerate(lines.items()):
-        color, shift = m.color(members[0].arm), (i - (len(lines) - 1) / 2) * min(0.06, 0.5 / len(lines))
+        look, shift = m.of_arm(members[0].arm), (i - (len(lines) - 1) / 2) * min(0.06, 0.5 / len(lines))
         seeds = [list(m.results.by_seed(c.name, figure.measure).values()) for c in members]
         x = np.array([values.index(c.at[figure.axis]) for c in members]) + shift
         means = [float(np.mean(s)) for s in seeds]
-        ax.plot(x, means, color=color, ls=m.dashes(members[0].arm), lw=1.6)
+        color = look.color
+        ax.plot(x, means, color=color, ls=look.dashes, lw=1.6)
         ax.vlines(x, [min(s) for s in seeds], [max(s) for s in seeds], color=color, alpha=0.35, lw=1)
         for at, s in zip(x, seeds, strict=True):
             ax.plot(np.full(len(s), at), s, "o", color=color, ms=3, alpha=0.7, mew=0)
@@ -241,7 +267,7 @@ def _bars(figure: spec.Bars, m: Material) -> Figure | None:
             y += 1
         for c in members:
             values = list(m.results.by_seed(c.name, figure.measure).values())
-            mean, color = float(np.mean(values)), m.color(c.arm)
+            mean, color = float(np.mean(values)), m.of_arm(c.arm).color
             ax.barh(y, mean, height=0.62, color=color, alpha=0.3, lw=0)
             ax.plot(values, np.full(len(values), y), "o", color=color, ms=3.2, alpha=0.8, mew=0)
             ax.annotate(style.short(mean), (1, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",

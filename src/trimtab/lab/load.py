@@ -102,9 +102,10 @@ def _sentence(table: Mapping[str, object], errors: Sequence[ErrorDetails]) -> st
 def _keys(table: object, loc: Sequence[int | str], *, missing: bool) -> list[str]:
     """The keys as they stand in the file: pydantic's path also has the kinds of unions."""
     out = []
-    for i, step in enumerate(loc):
-        if (isinstance(table, dict) and step in table) or (isinstance(table, list) and isinstance(step, int)):
-            table = table[step]
+    for i, step in enumerate(loc):  # TOML has no null
+        inner = table.get(step) if isinstance(table, dict) else table[step] if isinstance(table, list) and isinstance(step, int) else None
+        if inner is not None:
+            table = inner
         elif not (missing and i == len(loc) - 1):
             continue
         out.append(str(step))

@@ -216,19 +216,13 @@ class Alarm(_Named):
         return next((b for b in found if b is not None), NAN)
 
 
-Moment = Annotated[Crosses | Alarm, Field(discriminator="kind")]
+class Difference(_Named):
+    """One measure less another of the same run: the batch of a fall less that of an alarm is how early the alarm came."""
 
-
-class Lead(_Named):
-    """Batches from one moment to another: how long before ``to`` the alarm ``of`` came."""
-
-    kind: Literal["lead"]
-    alarm: Moment
-    to: Moment
+    kind: Literal["difference"]
+    of: str
+    less: str
     digits: int = 0
-
-    def of(self, run: Run) -> float:
-        return self.to.of(run) - self.alarm.of(run)
 
 
 class OfSummary(_Named):
@@ -252,6 +246,15 @@ class Value(_Named):
 
 
 Measure = Annotated[
-    HeldOut | Last | Mean | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Lead | OfSummary | Value,
+    HeldOut | Last | Mean | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | OfSummary | Value,
     Field(discriminator="kind"),
 ]
+
+
+def measure(measures: Mapping[str, Measure], run: Run) -> dict[str, float]:
+    """All measures of a run, by name and in their order."""
+    out = {name: m.of(run) for name, m in measures.items() if not isinstance(m, Difference)}
+    for name, m in measures.items():
+        if isinstance(m, Difference):
+            out[name] = out[m.of] - out[m.less]
+    return {name: out[name] for name in measures}

@@ -116,7 +116,7 @@ def _cell(found: Found, cell: str, measure: str) -> Cell:
         mean, low, high = (f"{value:.{m.digits}f}" for value in (sum(x) / len(x), min(x), max(x)))
         text = mean + (f" ({low}–{high})" if len(x) > 1 else "") + (f", {len(x)} of {run} seeds" if len(x) < run else "")
     elif run:
-        text = "never" if m.kind in ("crosses", "alarm", "lead") else "none"
+        text = "never" if m.kind in ("crosses", "alarm") else "none"
     theirs = [r.values[measure][cell] for r in found.loaded.experiment.references if cell in r.values.get(measure, {})]
     if not theirs:
         return Cell(text)
@@ -137,14 +137,9 @@ def table(found: Found, seeds: int | None) -> str:
     head = ["cell", "arm", *e.grid, "seeds"]
     for title, beside in headings(found):
         head += [title, "reference", "difference"] if beside else [title]
-    out = [
-        f"# {found.loaded.name}",
-        "",
-        e.claim,
-        "",
-        f"**{found.verdict}**" + (f" ({why})" if (why := provisional(found)) else "") + ".",
-        "",
-    ]
+    why = provisional(found)
+    judged = f"**{found.verdict}**{f' ({why})' if why else ''}."
+    out = [f"# {found.loaded.name}", "", e.claim, "", judged, ""]
     out += [f"* {mark(f.holds)} {f.says} ({'; '.join(f.compared)}){' – control' if f.control else ''}" for f in found.findings]
     out += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for line in lines(found):
@@ -152,10 +147,8 @@ def table(found: Found, seeds: int | None) -> str:
         for cell, (_, beside) in zip(line.cells, headings(found), strict=True):
             row += [cell.text, cell.reference, cell.difference] if beside else [cell.text]
         out.append("| " + " | ".join(row) + " |")
-    out += [
-        "",
-        "Mean over seeds (lowest–highest). All of it again: `" + command(found, seeds) + "`; one line: the same with `--cells CELL`.",
-    ]
+    again = f"All of it again: `{command(found, seeds)}`; one line: the same with `--cells CELL`."
+    out += ["", f"Mean over seeds (lowest–highest). {again}"]
     out += [f"References: {r.source}." for r in e.references]
     out += ["", f"{found.wall_s:.0f} s of runs ({found.cpu_s:.0f} CPU-seconds), code {' '.join(found.commits) or '–'}.", ""]
     return "\n".join(out)
@@ -170,44 +163,25 @@ def _parquet(found: Found, path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    axes = list(found.loaded.experiment.grid)
-    rows = [
-        {
-            "experiment": found.loaded.name,
-            "cell": c.name,
-            "arm": c.arm,
-            **{f"axis_{axis}": str(c.at[axis]) for axis in axes},
-            "seed": seed,
-            "measure": measure,
-            "value": None if math.isnan(value) else value,
+    e = found.loaded.experiment
+    axes = {axis: f"axis_{axis}" for axis in e.grid}
+    number = dict.fromkeys(("value", "wall_s", "cpu_s"), pa.float64()) | {"seed": pa.int64()}
+    rows = []
+    for (name, seed), meta in found.metas.items():
+        c = next(c for c in found.results.cells if c.name == name)
+        cell: dict[str, object] = {"experiment": found.loaded.name, "cell": c.name, "arm": c.arm}
+        cell |= {axes[axis]: str(value) for axis, value in c.at.items()} | {"seed": seed}
+        cost = {
             "key": meta.key,
             "wall_s": meta.wall_s,
             "cpu_s": meta.cpu_s,
             "commit": meta.commit,
-            "command": command(found, seed + 1, c.name),
+            "command": command(found, seed + 1, name),
         }
-        for c in found.results.cells
-        for (name, seed), meta in found.metas.items()
-        if name == c.name
-        for measure, value in found.results.values[name, seed].items()
-    ]
-    kinds = {"seed": pa.int64(), "value": pa.float64(), "wall_s": pa.float64(), "cpu_s": pa.float64()}
-    cost = ["key", "wall_s", "cpu_s", "commit", "command"]
-    names = [
-        "experiment",
-        "cell",
-        "arm",
-        *(f"axis_{a}" for a in axes),
-        "seed",
-        "measure",
-        "value",
-        "key",
-        "wall_s",
-        "cpu_s",
-        "commit",
-        "command",
-    ]
-    schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
+        for measure, value in found.results.values[name, seed].items():
+            rows.append({**cell, "measure": measure, "value": None if math.isnan(value) else value, **cost})
+    named = rows[0] if rows else {"cell": None}
+    schema = pa.schema([(column, number.get(column, pa.string())) for column in named])
     temp = path.with_suffix(".tmp")
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), temp)
     temp.replace(path)

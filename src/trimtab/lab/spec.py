@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from typing import Annotated, Self
 
@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator, model_valida
 from trimtab.config.run import RunConfig
 from trimtab.lab.checks import Check
 from trimtab.lab.figures import Bars, Curves, Figure, Heat, Sweep
-from trimtab.lab.measures import Measure
+from trimtab.lab.measures import Alarm, Crosses, Difference, Measure
 from trimtab.lab.options import Options, Scalar, Where, known
 from trimtab.lab.results import CellName
 from trimtab.records import Json, TrimtabError
@@ -108,6 +108,11 @@ class Experiment(Options):
     @model_validator(mode="after")
     def _refers(self) -> Self:
         """What names an arm, an axis, a value, a measure or a cell names one that is there."""
+        plain = [name for name, m in self.measures.items() if not isinstance(m, Difference)]
+        for name, m in self.measures.items():
+            if isinstance(m, Difference):
+                known(f"measures.{name}.of", m.of, plain)
+                known(f"measures.{name}.less", m.less, plain)
         for i, e in enumerate(self.exceptions):
             self._where(f"exceptions.{i}", e)
         for name, arm in self.arms.items():
@@ -144,7 +149,8 @@ class Experiment(Options):
         if isinstance(figure, Sweep | Bars | Heat):
             known(f"{at}.measure", figure.measure, self.measures)
         if isinstance(figure, Curves) and figure.align is not None:
-            known(f"{at}.align", figure.align, self.measures)
+            moments = [name for name, m in self.measures.items() if isinstance(m, Crosses | Alarm)]
+            known(f"{at}.align", figure.align, moments)
         for axis in figure.axes():
             known(f"{at}.axis", axis, self.grid)
 
@@ -209,15 +215,16 @@ def merge(table: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, J
     return out
 
 
-def _methods(entries: list[Json], changes: Mapping[str, Json]) -> list[Json]:
-    out = [dict(e) if isinstance(e, dict) else {"name": e} for e in entries]
+def _methods(entries: Sequence[Json], changes: Mapping[str, Json]) -> list[Json]:
+    out: list[dict[str, Json]] = [dict(e) if isinstance(e, dict) else {"name": e} for e in entries]
     for name, options in changes.items():
         if not isinstance(options, dict):
             raise TrimtabError.field(f"methods.{name}", options, f"give a table of its options, as in methods.{name}.c = 2.0")
-        mine = next((e for e in out if e["name"] == name), None)
-        if mine is None:
-            out.append(mine := {"name": name})
-        mine.update(options)
+        mine = [e for e in out if e["name"] == name]
+        if not mine:
+            out.append({"name": name, **options})
+        for entry in mine:
+            entry.update(options)
     return list(out)
 
 
