@@ -48,13 +48,14 @@ PROTOTYPE = {
     ("shifted", "none"): ".19 .13",
     ("shifted", "opob"): ".92-.96",
 }
-COLUMNS = ("held-out", "last 20", "whole run", "lowest ESS/B")
+COLUMNS = ("held-out", "last 20", "best 20", "whole run", "lowest ESS/B")
 
 
 def measure(run: Run) -> dict[str, float]:
     return {
         "held-out": arms.held_out(run),
         "last 20": arms.last(run, "accuracy/train", 20),
+        "best 20": float(arms.windows(run, "accuracy/train", 20).max(initial=float("-inf"))),
         "whole run": arms.mean(run, "accuracy/train"),
         "lowest ESS/B": arms.lowest(run, "ess/ratio"),
     }

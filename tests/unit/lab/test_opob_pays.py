@@ -24,11 +24,11 @@ def test_every_cell_is_a_run_of_the_same_regime() -> None:
 
 def test_table() -> None:
     found = [
-        Found("local-mean", seed, (), "done", {"held-out": held_out, "last 20": 0.25, "whole run": 1.0, "lowest ESS/B": float("nan")})
+        Found("local-mean", seed, (), "done", dict(zip(opob_pays.COLUMNS, (held_out, 0.25, 0.5, 1.0, float("nan")), strict=True)))
         for seed, held_out in ((1, 0.0), (0, 0.4996))
     ]
     assert opob_pays.table(found).splitlines() == [
-        "| reward | credit | held-out | last 20 | whole run | lowest ESS/B | prototype |",
-        "|---|---|---|---|---|---|---|",
-        "| local | mean | .500 .000 | .250 .250 | 1.000 1.000 | nan nan | .00 .00 |",
+        "| reward | credit | held-out | last 20 | best 20 | whole run | lowest ESS/B | prototype |",
+        "|---|---|---|---|---|---|---|---|",
+        "| local | mean | .500 .000 | .250 .250 | .500 .500 | 1.000 1.000 | nan nan | .00 .00 |",
     ]
