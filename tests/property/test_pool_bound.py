@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trimtab.methods.protocol import Reject, Selection
+from trimtab.methods.registry import build
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
@@ -277,6 +278,23 @@ class Whimsical:
         assert len(selection.take) == SIZE
 
 
+def eager(name):
+    """A selector that acts wherever it can."""
+    return build(name, {"max_age": 1} if name == "max_age" else {"w_star": 0.0, "beta": 0.0} if name != "freshest" else {})
+
+
+@pytest.mark.parametrize("name", ["pace", "random_reject", "freshest", "max_age"])
+@pytest.mark.parametrize("lag", [2, "none"])
+def test_selectors_never_exceed_the_bound_and_never_stall(name, lag):
+    """Samplers faster than the learner. Without a bound on the lag, depth alone limits what waits."""
+    options = PoolOptions(max_lag=lag, depth=2, straggler_deadline_s=60.0)
+    world = World(7, options, batches=40, restarts=1, learner=4.0, hostility=0.3, select=eager(name)).run(limit=2000)
+    if lag == 2:
+        assert max(world.ages) <= 2
+    if name == "max_age":
+        assert max(world.ages) <= 1
+
+
 @pytest.mark.parametrize("order", ["fifo", "ready"])
 @pytest.mark.parametrize(("lag", "depth"), [(0, None), (1, None), (1, 0), (2, None), (2, 1), (4, None), (4, 2), (12, None), (12, 6)])
 @pytest.mark.parametrize("seed", [0, 1])
@@ -299,11 +317,11 @@ def test_without_a_lag_bound_depth_alone_limits(order):
     order=st.sampled_from(["fifo", "ready"]),
     learner=st.sampled_from([0.05, 0.5, 5.0]),
     hostility=st.sampled_from([0.0, 1.0, 2.0]),
-    whim=st.booleans(),
+    name=st.sampled_from([None, "whimsical", "pace", "random_reject", "freshest", "max_age"]),
 )
-def test_any_world(seed, lag, back, order, learner, hostility, whim):
+def test_any_world(seed, lag, back, order, learner, hostility, name):
     options = PoolOptions(max_lag=lag, depth=max(0, lag - back), order=order, straggler_deadline_s=60.0)
-    select = Whimsical(seed) if whim else None
+    select = Whimsical(seed) if name == "whimsical" else eager(name) if name else None
     World(seed, options, batches=15, learner=learner, hostility=hostility, select=select, restarts=1).run(limit=2000)
 
 

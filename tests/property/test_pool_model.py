@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
+from support.pools import pool_view
+from trimtab.methods.registry import build
 from trimtab.pool import choose
 from trimtab.pool.admission import Bounds, Profile
 from trimtab.pool.ledger import Entry, SlotState
@@ -108,6 +110,23 @@ def invariant_holds(bounds, state):
     )
 
 
+def selectors():
+    """Fresh ones, eager: PACE and random rejection let go whatever exceeds the batch."""
+    eager = {"w_star": 0.0, "beta": 0.0}
+    return [build(*case) for case in (("pace", eager), ("random_reject", eager), ("freshest", {}), ("max_age", {"max_age": 1}))]
+
+
+def selected(method, live, waiting, size, debts):
+    view = pool_view([[(0.0, NOW - e.charge, 0.0)] for e in waiting], now=NOW, want=size, ids=[e.serial for e in waiting])
+    selection = method.select(view, size)
+    return None if selection is None else choose.selected(selection, view, {e.serial: e for e in waiting}, live, size, debts)
+
+
+def left_after(choice, live):
+    gone = {e.serial for e in (*choice.take, *choice.reject, *choice.requeue, *choice.expired)}
+    return [NOW - e.charge for e in live if e.serial not in gone]
+
+
 def entries(state):
     order = [(age, SlotState.RUNNING) for age in state.running] + [(age, SlotState.WAITING) for age in state.ready]
     return [Entry(Slot(0, i), i, serial=i, state=s, charge=NOW - age, arrival=i) for i, (age, s) in enumerate(order)]
@@ -160,3 +179,29 @@ def test_counting_the_batch_in_training_against_the_learners_own_version_is_unsa
     bounds = Bounds(1, 1, 1)
     assert any(not s.training and max((*s.running, *s.ready), default=0) == 2 for s in explore(bounds, naive_room))
     assert all(max((*s.running, *s.ready), default=0) <= 1 for s in explore(bounds))
+
+
+@pytest.mark.parametrize(("size", "lag", "depth"), [(1, 0, 0), (1, 2, 2), (1, 3, 1), (2, 1, 1), (3, 1, 1), (2, 2, 2), (2, 2, 1)])
+def test_selectors_never_break_the_bound_and_never_stall(size, lag, depth):
+    """In every state in which they are asked: what stays fits into the later batches, and somebody can move."""
+    bounds, methods = Bounds(size, lag, depth), selectors()
+    for state in explore(bounds):
+        if state.training or len(state.ready) < size:
+            continue
+        live = entries(state)
+        waiting = [e for e in live if e.state is SlotState.WAITING]
+        debts = bounds.owed(profile_of((*state.running, *state.ready)), NOW)
+        for method in methods:
+            choice = selected(method, live, waiting, size, debts)
+            assert choice is not None, "enough wait"
+            if choice.take:
+                left = left_after(choice, live)
+                assert len(choice.take) == size
+                assert all(sum(a >= age for a in left) <= max(0, size * (lag - age)) for age in range(-1, lag + 3))
+            elif choice.late:  # it waits, for running groups that could be trained in time, and commits nothing
+                assert state.running
+                assert not [*choice.reject, *choice.requeue, *choice.expired]
+            else:  # max_age lets go, and then a batch can be formed or a group admitted
+                left = left_after(choice, live)
+                assert len(left) < len(live)
+                assert state.running or len(left) >= size or room(bounds, State((), tuple(sorted(left)), ()), 0) > 0

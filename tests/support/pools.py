@@ -28,7 +28,7 @@ def pool_view(groups: Sequence[Sequence[Member]], *, now: int = 100, want: int =
         finished=np.array([np.mean([now - w for _, w, _ in members]) for members in groups], np.float64),
         first=np.array([min(w, default=np.inf) for w in whole], np.float64),
         members=np.array([len(members) for members in groups], np.int64),
-        oldest=np.array([int(now - 2 * s) for s in staleness], np.int64),
+        oldest=np.array([min(int(now - w - 2 * g) for g, w, _ in members) for members in groups], np.int64),
         order=np.arange(n),
         forgetting=np.array([np.mean(f) if f else np.nan for f in known], np.float64),
         interrupted=np.array([bool(f) for f in known], np.bool_),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 from pydantic import Field
 
 from trimtab.methods.protocol import GroupStats, Method, MethodOptions, Point, PoolView, Reject, Selection, Status
+from trimtab.records import Decision
 
 
 class MaxAgeOptions(MethodOptions):
@@ -38,6 +38,9 @@ class MaxAge(Method):
     def select(self, pool: PoolView, want: int) -> Selection | None:
         old = pool.now - pool.oldest > self.options.max_age
         rest, reject = pool.ids[~old], tuple(pool.ids[old].tolist())
+        if reject:
+            why = f"their oldest tokens are more than {self.options.max_age} versions old"
+            pool.recorder.note(Decision(method=self.name, point="select", what="dropped", amount=float(len(reject)), why=why))
         if len(rest) >= want:
             return Selection(tuple(rest[:want].tolist()), reject)
-        return Selection((), reject) if np.any(old) else None
+        return Selection((), reject) if reject else None

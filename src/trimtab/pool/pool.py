@@ -26,7 +26,7 @@ from trimtab.pool.measure import Accepts
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan, PlanState
 from trimtab.pool.results import Aged, Blocked, Delivery, Fate, Finished, Formed, Straggler, Ticket, Waiting
-from trimtab.records import Batch, Group, Json, Slot, StoppedByRule, TrimtabError
+from trimtab.records import Batch, Decision, Group, Json, Slot, StoppedByRule, TrimtabError
 
 EXPIRED = "expired"  # stranded by a selector: it would have become older than max_lag
 LET_GO = "let go"  # by a selector
@@ -237,6 +237,9 @@ class Pool:
         take = sorted(choice.take, key=lambda e: e.slot)  # the learner's sums do not depend on who was faster
         ages = tuple(self._aged(e) for e in take)
         batch = Batch(number=self.batches, version=self.version, groups=tuple(book[e.slot].group for e in take))
+        if choice.expired:
+            why = f"passed over by the selector, they would have become older than max_lag = {self.bounds.max_lag}"
+            notes.note(Decision(method="pool", point="select", what=EXPIRED, amount=float(len(choice.expired)), why=why))
         if self._select is not None:
             if selection is not None:
                 self._select.formed(selection)

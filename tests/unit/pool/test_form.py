@@ -193,6 +193,8 @@ def test_what_a_selector_strands_expires(make_pool, admit_all, make_group, deliv
     formed = pool.form()
     assert slots(formed) == [4, 5]
     assert formed.let_go == tuple(LetGo(slot=Slot(0, i), reason="expired", score=0.5, length=2.0) for i in (2, 3))
+    (decision,) = formed.notes.decisions
+    assert (decision.method, decision.what, decision.amount) == ("pool", "expired", 2.0)
     facts = pool.facts(0.0)
     assert facts.reasons["dropped"] == {"expired": 2}
     assert (facts.tallies["expired"].length, facts.tallies["expired"].score) == (4.0, 1.0)
