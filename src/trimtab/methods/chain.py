@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
+from trimtab.methods.acts import Accepts, Aligns, Credits, GradientControls, Objects, Shapes, StepControls, Surveys, Units, Weighs
 from trimtab.methods.pool_side import Selects
 from trimtab.methods.protocol import (
     Credit,
@@ -49,46 +50,6 @@ _DEFAULTS: tuple[tuple[Point, str, dict[str, Json]], ...] = (
     (Point.OBJECTIVE, "linear", {}),
     (Point.GRADIENT, "norm_clip", {"max_norm": 1.0}),
 )
-
-
-class Accepts(Protocol):
-    def accept(self, group: GroupStats) -> Reject | None: ...
-
-
-class Shapes(Protocol):
-    def shape(self, view: View) -> Tensor: ...
-
-
-class Weighs(Protocol):
-    def weigh(self, view: View) -> Weighing: ...
-
-
-class Units(Protocol):
-    def unit(self, view: View, w: Weighing) -> Tensor: ...
-
-
-class Credits(Protocol):
-    def credit(self, view: View, w: Weighing) -> Credit: ...
-
-
-class Surveys(Protocol):
-    def survey(self, view: View, advantage_N: Tensor | None) -> None: ...
-
-
-class Objects(Protocol):
-    def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor: ...
-
-
-class GradientControls(Protocol):
-    def gradient(self, g: Gradient) -> Keep | Skip: ...
-
-
-class Aligns(Protocol):
-    cosine: float | None
-
-
-class StepControls(Protocol):
-    def step(self, s: StepView) -> float | Refuse: ...
 
 
 @dataclass(frozen=True, slots=True)
