@@ -232,7 +232,6 @@ def test_an_unknown_method_is_answered_with_the_known_ones() -> None:
         ({"name": "linear", "x": 1}, "methods.linear.x = 1: unknown option; options of linear: none"),
         ({"name": "vcpo", "c": 2}, "methods.vcpo.c = 2: a bundle takes no options; write the member beside it (seq_tis, opob, linear, "),
         ({"name": "ess", "reference": 1.5}, 'methods.ess.reference = 1.5: ESS/B lies in (0, 1]; use 1.0, or "calibrate"'),
-        ({"name": "ess", "nan": "floor"}, 'methods.ess.floor = 0.0: nan = "floor" steps with the floor, which must be above 0'),
     ],
 )
 def test_a_bad_option_is_one_sentence(entry: dict[str, Any], said: str) -> None:
