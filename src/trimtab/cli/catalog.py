@@ -62,20 +62,24 @@ def row(name: str) -> dict[str, Json]:
         {"name": field, "default": default, "choices": list(choices), "description": description}
         for field, default, choices, description in _options(name)
     ]
+    method = build(name, {})  # needs and corrections may follow from switches: these are the defaults'
+    points: list[Json] = [p.value for p in cls.points()]
+    needs: list[Json] = [need.name for need in method.needs]
+    corrects: list[Json] = [ratio.value for ratio in sorted(method.corrects)]
     return {
         "name": name,
-        "points": [p.value for p in cls.points()],
+        "points": points,
         "summary": cls.summary,
         "formula": cls.formula,
         "source": cls.source,
         "status": cls.status.value,
-        "needs": [need.name for need in cls.needs],
-        "corrects": sorted(ratio.value for ratio in cls.corrects),
+        "needs": needs,
+        "corrects": corrects,
         "cost": cls.cost,
         "fails": cls.fails,
         "docs": cls.docs,
         "code": cls.__module__,
-        "defaults": build(name, {}).options.model_dump(mode="json"),
+        "defaults": method.options.model_dump(mode="json"),
         "options": options,
     }
 
@@ -105,14 +109,16 @@ def _bundle(name: str) -> str:
 
 
 def _explained(name: str) -> Iterator[str]:
-    cls = method_class(name)
+    cls, method = method_class(name), build(name, {})
     yield f"{name}: {cls.summary}"
     yield from _line("acts at", ", ".join(cls.points()))
     yield from _line("formula", cls.formula)
     yield from _line("source", f"{cls.source} [{cls.status.value}]")
-    yield from _line("needs", "; ".join(text for need, text in NEEDS.items() if need in cls.needs) or "nothing that is not computed anyway")
-    if cls.corrects:
-        yield from _line("corrects", "; ".join(CORRECTS[ratio] for ratio in sorted(cls.corrects)))
+    yield from _line(
+        "needs", "; ".join(text for need, text in NEEDS.items() if need in method.needs) or "nothing that is not computed anyway"
+    )
+    if method.corrects:
+        yield from _line("corrects", "; ".join(CORRECTS[ratio] for ratio in sorted(method.corrects)))
     yield from _line("cost", cls.cost)
     yield from _line("fails", cls.fails)
     options = list(_options(name))

@@ -141,7 +141,7 @@ def methods(
 
 @app.command()
 def bench(
-    name: Annotated[str, typer.Argument(help="norms, rollout, publish, async or peers", metavar="NAME")],
+    name: Annotated[str, typer.Argument(help="norms, methods, rollout, publish, async or peers", metavar="NAME")],
     as_json: AsJson = False,
     rounds: Annotated[int | None, typer.Option(min=1, help="rounds (default: the benchmark's own)")] = None,
 ) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections.abc import Sequence
 
 from trimtab.records import TrimtabError
 
-BENCHES = ("norms", "rollout", "publish", "async", "peers")
+BENCHES = ("norms", "methods", "rollout", "publish", "async", "peers")
 
 
 def bench(name: str, as_json: bool, rounds: int | None) -> None:
@@ -20,7 +21,7 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
     torch.set_num_threads(1)
     from importlib import import_module
 
-    from trimtab.lab.rows import report
+    from trimtab.lab.rows import Row, report
 
     module = import_module(f"trimtab.lab.bench_{name}")
     if not as_json:
@@ -29,9 +30,14 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
     if as_json:
         print(json.dumps(report(name, rows), indent=1))
         return
-    print(f"{'case':<28} {'cpu s':>9} {'wall s':>9} {'ratio':>8} {'spread':>8}")
+    wide = max(len(row.case) for row in rows)
+    more = [field.name for field in dataclasses.fields(rows[0])][len(dataclasses.fields(Row)) :]
+    print(f"{'case':<{wide}} {'cpu s':>9} {'wall s':>9} {'ratio':>8} {'spread':>8}", *(f"{name.replace('_', ' '):>12}" for name in more))
     for row in rows:
-        print(f"{row.case:<28} {row.cpu_s:>9.4f} {row.wall_s:>9.4f} {row.ratio:>8.3f} {row.spread:>8.3f}")
+        print(
+            f"{row.case:<{wide}} {row.cpu_s:>9.5f} {row.wall_s:>9.5f} {row.ratio:>8.4f} {row.spread:>8.4f}",
+            *(f"{getattr(row, name):>12}" for name in more),
+        )
 
 
 def doctor(source: str | None, overrides: Sequence[str]) -> int:

@@ -77,11 +77,11 @@ def run(rounds: int = 15, sizes: Sequence[Size] = SIZES) -> list[Row]:
 
 
 def _measure(size: Size, rounds: int) -> list[Row]:
-    rollouts, reward_R = _batch(size)
+    rollouts, reward_R = batch_of(size)
     packed = pack(rollouts)
     updates = {"plain": _plain(size, packed, reward_R), "padded": _padded(size, packed, reward_R)}
-    updates |= {route: _opob(packed, reward_R, PackedModel(_model(size), route=route)) for route in get_args(Route)}
-    updates |= {name: _opob(packed, reward_R, PackedModel(_model(size), estimator=name)) for name in ESTIMATORS}
+    updates |= {route: _opob(packed, reward_R, PackedModel(model_of(size), route=route)) for route in get_args(Route)}
+    updates |= {name: _opob(packed, reward_R, PackedModel(model_of(size), estimator=name)) for name in ESTIMATORS}
     sides = {name: Side(update, [], []) for name, update in updates.items()}
     for i in range(rounds + 2):  # the first two warm caches and buffers
         for side in sides.values():
@@ -107,7 +107,7 @@ def _measure(size: Size, rounds: int) -> list[Row]:
     return [Row(case=size.case("best"), cpu_s=best.cpu_s, wall_s=best.wall_s, ratio=best.ratio, spread=best.spread), *rows]
 
 
-def _model(size: Size) -> PreTrainedModel:
+def model_of(size: Size) -> PreTrainedModel:
     torch.manual_seed(0)
     return Qwen2ForCausalLM(
         Qwen2Config(
@@ -123,7 +123,7 @@ def _model(size: Size) -> PreTrainedModel:
     )
 
 
-def _batch(size: Size) -> tuple[list[Rollout], Tensor]:
+def batch_of(size: Size) -> tuple[list[Rollout], Tensor]:
     """Rollouts of one token more than the model reads, and rewards that are mixed within every group."""
     rng = np.random.default_rng(0)
     lengths = np.full(size.rollouts, size.tokens)
@@ -176,7 +176,7 @@ class _Credit:
 
 
 def _plain(size: Size, packed: Packed, reward_R: Tensor) -> Callable[[], None]:
-    model = _model(size)
+    model = model_of(size)
     optimizer, runner, credit = _optimizer(model), PackedModel(model), _Credit(packed, reward_R)
 
     def update() -> None:
@@ -209,7 +209,7 @@ def _opob(packed: Packed, reward_R: Tensor, runner: PackedModel) -> Callable[[],
 
 
 def _padded(size: Size, packed: Packed, reward_R: Tensor) -> Callable[[], None]:
-    model = _model(size)
+    model = model_of(size)
     optimizer, credit = _optimizer(model), _Credit(packed, reward_R)
     segments = [r.segments[0] for r in packed.rollouts]
     shape = len(segments), max(len(s.tokens) for s in segments)

@@ -347,7 +347,7 @@ def test_doctor_checks_the_machine_and_a_configuration(home: Path) -> None:
 
 def test_an_unknown_benchmark() -> None:
     ran = cli("bench", "speed")
-    assert (ran.code, ran.sentence) == (2, "bench = 'speed': there are norms, rollout, publish, async, peers")
+    assert (ran.code, ran.sentence) == (2, "bench = 'speed': there are norms, methods, rollout, publish, async, peers")
 
 
 def test_warmstart_refuses_what_it_does_not_know(tmp_path: Path) -> None:
