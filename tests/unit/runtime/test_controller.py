@@ -2,12 +2,13 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 
 from support.near_worker import OPTIONS, stages
-from trimtab.records import Slot
+from trimtab.records import Group, Slot
 
 
 def ages(loop) -> list[int]:
@@ -107,3 +108,24 @@ def test_what_workers_report_reaches_the_learner_once(make_loop) -> None:
     assert sum(w.busy for w in windows) > 0
     assert {interval.who for w in windows for interval in w.intervals} == {"worker-0"}
     assert all(0 < t.stage < t.commit and 0 < t.pause < t.commit for w in windows for t in w.published)
+
+
+def test_the_learner_scores_interrupted_rollouts_before_a_batch_forms(make_loop) -> None:
+    """Without the lock: the workers' messages are handled meanwhile."""
+    loop = make_loop(30, max_lag=3)
+    asked: list[Slot] = []
+
+    def rescore(groups: Sequence[Group]) -> list[Group]:
+        assert loop.controller.lock.acquire(timeout=5.0)  # the controller's thread can have it, too
+        loop.controller.lock.release()
+        asked.extend(g.slot for g in groups)
+        return [replace(g, rollouts=tuple(replace(r, forgetting=0.25, forgetting_source="learner") for r in g.rollouts)) for g in groups]
+
+    loop.controller._rescore = rescore
+    loop.start()
+    loop.run()
+    spanning = {g.slot for formed in loop.trained for g in formed.batch.groups if any(r.oldest < r.newest for r in g.rollouts)}
+    assert spanning <= set(asked)
+    assert len(asked) == len(set(asked))
+    scored = [r for formed in loop.trained for g in formed.batch.groups if g.slot in asked for r in g.rollouts]
+    assert all(r.forgetting == 0.25 for r in scored)
