@@ -111,9 +111,8 @@ class Controller(threading.Thread):
             return None
 
     def _fill_in_scores(self) -> None:
-        """The learner scores what it was asked to of the groups that have arrived; the controller goes on meanwhile."""
-        groups = self._pool.unscored() if self._rescore is not None else []
-        if self._rescore is not None and groups:
+        """The learner scores what it was asked to of the groups that have arrived, and of those that arrive meanwhile."""
+        while self._rescore is not None and (groups := self._pool.unscored()):
             self._changed.release()
             try:
                 scored = self._rescore(groups)
