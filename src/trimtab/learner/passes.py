@@ -89,7 +89,8 @@ class PackedModel:
     """A transformers causal language model, tied or untied, that runs packed batches.
 
     ``estimator``: what per-rollout gradient norms are of. ``route``: how exact ones are formed; ``auto`` takes the cheapest whose
-    estimate fits ``memory`` bytes beyond an ordinary backward (``norms/estimate.py``). ``logits``: how many logits may be alive at a time.
+    estimate fits ``memory`` bytes beyond an ordinary backward (``norms/estimate.py``). ``depth``: how many Linears a sketch reads; by
+    default those it can afford. ``logits``: how many logits may be alive at a time.
     """
 
     def __init__(
@@ -100,12 +101,13 @@ class PackedModel:
         memory: int = 512 * 2**20,
         logits: int = BUDGET,
         estimator: NormEstimator = "exact",
+        depth: int | None = None,
     ) -> None:
         attend_packed(model)
         self.model = model
         self._weight: nn.Parameter = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
         self._route, self._memory, self._logits = route, memory, logits
-        self._estimator, self._signs, self._buffers = estimator, Signs(), Buffers()
+        self._estimator, self._depth, self._signs, self._buffers = estimator, depth, Signs(), Buffers()
 
     @property
     def device(self) -> torch.device:
@@ -150,7 +152,7 @@ class PackedModel:
         if not norms:
             return Pass(packed, self._run(packed, vocab)[2])
         if self._estimator != "exact":
-            top = Tape(read_by_sketch(self.model, packed.rows.rows), packed.rows.rows) if self._estimator == "sketch" else None
+            top = Tape(read_by_sketch(self.model, packed.rows.rows, self._depth), packed.rows.rows) if self._estimator == "sketch" else None
             head, hidden, outputs = self._run(packed, vocab, top)
             stand_in = TopRoute(
                 packed, head, hidden, outputs[0], self._weight, top, signs=self._signs, buffers=self._buffers, memory=self._memory

@@ -37,12 +37,6 @@ def squared(g: Tensor) -> Tensor:
 
 
 @pytest.fixture
-def wide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sketch reads the last three Linears, whatever they cost."""
-    monkeypatch.setattr(top, "sketched", lambda *_: 3)
-
-
-@pytest.fixture
 def batch() -> tuple[list[Rollout], list[Tensor]]:
     rollouts = [*ragged(np.random.default_rng(0), 9, temperature=0.7), rollout(segment(np.random.default_rng(1), "..."))]
     g = torch.Generator().manual_seed(0)
@@ -74,7 +68,7 @@ def test_the_head_of_a_tied_weight_is_its_output_side(batch) -> None:
     torch.testing.assert_close(got, squared(naive(model, *batch)["lm_head.weight"]), rtol=1e-6, atol=0)
 
 
-def test_sketch_is_unbiased_over_what_it_reads(batch, wide: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sketch_is_unbiased_over_what_it_reads(batch, monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_policy(False, dtype=torch.float64, sharpness=1.0).model
     gradients = naive(model, *batch)
     want = sum(squared(gradients[name]) for name in ("lm_head.weight", *MLP))
@@ -82,7 +76,7 @@ def test_sketch_is_unbiased_over_what_it_reads(batch, wide: None, monkeypatch: p
     runs = []
     for seed in range(60):
         monkeypatch.setattr(top.zlib, "crc32", lambda name, seed=seed: hash((bytes(name), seed)) % 2**32)
-        runs.append(measured(PackedModel(model, estimator="sketch"), *batch))
+        runs.append(measured(PackedModel(model, estimator="sketch", depth=3), *batch))
     ratio = (torch.stack(runs)[:, :-1] / want[:-1]).log()
     assert float(ratio.abs().max()) > 0.02
     torch.testing.assert_close(torch.stack(runs).mean(0), want, rtol=0.1, atol=0)
@@ -90,22 +84,22 @@ def test_sketch_is_unbiased_over_what_it_reads(batch, wide: None, monkeypatch: p
     assert float(torch.stack(runs)[:, -1].abs().max()) == 0
 
 
-def test_sketch_repeats_in_every_process(batch, wide: None) -> None:
+def test_sketch_repeats_in_every_process(batch) -> None:
     model = tiny_policy(False, dtype=torch.float64).model
-    assert torch.equal(*(measured(PackedModel(model, estimator="sketch"), *batch) for _ in range(2)))
+    assert torch.equal(*(measured(PackedModel(model, estimator="sketch", depth=3), *batch) for _ in range(2)))
 
 
-def test_sketch_of_a_frozen_trunk_reads_what_has_a_graph(batch, wide: None) -> None:
+def test_sketch_of_a_frozen_trunk_reads_what_has_a_graph(batch) -> None:
     model = tiny_policy(False, dtype=torch.float64).model
     for name, parameter in model.named_parameters():
         parameter.requires_grad_("lm_head" in name)
-    sketch, head = (measured(PackedModel(model, estimator=e), *batch) for e in ("sketch", "last_layer"))
+    head, sketch = (measured(PackedModel(model, estimator=e, depth=3), *batch) for e in ESTIMATORS)
     assert torch.equal(sketch, head)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_reweighted_gradient_is_the_ordinary_one(batch, wide: None, estimator: NormEstimator, tied: bool) -> None:
+def test_the_reweighted_gradient_is_the_ordinary_one(batch, estimator: NormEstimator, tied: bool) -> None:
     rollouts, q = batch
     model = tiny_policy(tied, dtype=torch.float64, sharpness=1.0).model
     c_R = torch.linspace(-1, 2, len(rollouts), dtype=torch.float64)
@@ -124,15 +118,15 @@ def test_the_reweighted_gradient_is_the_ordinary_one(batch, wide: None, estimato
         return [x.grad.clone() for x in model.parameters()]
 
     plain = gradient(PackedModel(model), False)
-    for got, want in zip(gradient(PackedModel(model, estimator=estimator), True), plain, strict=True):
+    for got, want in zip(gradient(PackedModel(model, estimator=estimator, depth=3), True), plain, strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
-def test_modules_that_exact_norms_do_not_know_are_no_obstacle(batch, wide: None) -> None:
+def test_modules_that_exact_norms_do_not_know_are_no_obstacle(batch) -> None:
     model = tiny_policy(False, dtype=torch.float64).model
     model.model.layers[0].mlp.act_fn = nn.PReLU(dtype=torch.float64)
     for estimator in ESTIMATORS:
-        assert bool((measured(PackedModel(model, estimator=estimator), *batch)[:-1] > 0).all())
+        assert bool((measured(PackedModel(model, estimator=estimator, depth=3), *batch)[:-1] > 0).all())
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -27,12 +27,13 @@ from trimtab.learner.norms.vocab import HeadUnit
 from trimtab.learner.packing import Packed
 
 
-def read_by_sketch(model: PreTrainedModel, rows: int) -> Registry:
-    """What the sketch records of a forward of so many rows; no module where the head is all it reads."""
+def read_by_sketch(model: PreTrainedModel, rows: int, depth: int | None) -> Registry:
+    """What the sketch records of a forward of so many rows: the last ``depth`` Linears, or those that its share of the step pays for."""
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[no-untyped-call]
     linears = [(m, name) for name, m in model.named_modules() if type(m) is nn.Linear and m is not head]
-    n = sketched([Shape(m.in_features, m.out_features) for m, _ in linears], rows, head.weight.element_size())
-    return Registry(dict(linears[len(linears) - n :]), head, embedding, head.weight is embedding.weight)
+    if depth is None:
+        depth = sketched([Shape(m.in_features, m.out_features) for m, _ in linears], rows, head.weight.element_size())
+    return Registry(dict(linears[max(len(linears) - depth, 0) :]), head, embedding, head.weight is embedding.weight)
 
 
 class Signs:
