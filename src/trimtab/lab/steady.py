@@ -36,6 +36,7 @@ ARMS = {
     "tis_clip": '["seq_tis", "grpo", "norm_clip", "median_clip"]',
     "b0_clip": '["seq_tis", "b0", "norm_clip", "median_clip"]',
     "opob_clip": '["seq_tis", "opob", "norm_clip", "median_clip"]',  # without ESS
+    "clip3": '["vcpo", { name = "median_clip", factor = 3.0 }]',
     "clip10": '["vcpo", { name = "median_clip", factor = 10.0 }]',
     "zclip": '["vcpo", "zclip"]',
     "min_ess": '["vcpo", { name = "min_ess", threshold = 0.5 }]',
@@ -45,7 +46,7 @@ BEGUN, WINDOW, LOW, LAST = 150, 10, 0.90, 200  # a window of 10 batches below 0.
 
 # Phase two of --harder: prompts of one term more, of which the policy gets a few percent right, among those it has learned.
 HARDER = "task.config={ min_terms = 8, max_terms = 9, min_digits = 1, max_digits = 1 }"
-VARIANTS = {"clip 3": '["vcpo", "median_clip"]', "no clip": '["vcpo", { name = "median_clip", factor = 1e9 }]'}
+VARIANTS = {"clip": '["vcpo", "median_clip"]', "no clip": '["vcpo", { name = "median_clip", factor = 1e9 }]'}
 
 
 def measure(run: Run) -> dict[str, float]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class MedianClipOptions(RunningOptions):
-    factor: float = Field(3.0, gt=1, description="largest norm as a multiple of the running median")
+    factor: float = Field(1.5, gt=1, description="largest norm as a multiple of the running median")
 
 
 class MedianClip(Method):
@@ -34,9 +34,9 @@ class MedianClip(Method):
     source = "measured here (docs/steady.md); relatives are AutoClip (arXiv 2007.14469) and ZClip (arXiv 2504.02507)"
     status = Status.OUR_READING
     summary = "adaptive clip at a multiple of the gradient norm's running median"
-    formula = "g <- g min(1, 3 m / ||g||), m = median of the last 64 clipped norms"
+    formula = "g <- g min(1, 1.5 m / ||g||), m = median of the last 64 clipped norms"
     cost = "64 numbers"
-    fails = "When harder data make all gradients grow at once, its limit grows at most 3-fold in half a window, which delays learning."
+    fails = "When harder data make all gradients grow at once, its limit grows at most 1.5-fold in half a window, which delays learning."
     Options = MedianClipOptions
     options: MedianClipOptions
     rank = Rank.CLIP

@@ -71,24 +71,24 @@ def test_the_recipe(norms: list[float], factor: float) -> None:
     assert feed(method, norms) == pytest.approx(reference(norms, factor, 16, 5), rel=1e-12)
 
 
-def test_nothing_is_clipped_before_20_norms_and_then_at_three_medians() -> None:
+def test_nothing_is_clipped_before_20_norms_and_then_at_half_more_than_the_median() -> None:
     method = build("median_clip", {})
     assert feed(method, [1.0] * 19 + [50.0]) == [1.0] * 19 + [50.0]
     g = gradient(50.0)
     method.gradient(g)  # type: ignore[attr-defined]
-    assert g.norm() == pytest.approx(3.0)
+    assert g.norm() == pytest.approx(1.5)
     (said,) = notes(g).decisions
-    assert (said.method, said.point, said.what, said.amount) == ("median_clip", "gradient", "clipped", pytest.approx(0.06))
-    assert said.why == "norm 50 > 3 x median 1"
+    assert (said.method, said.point, said.what, said.amount) == ("median_clip", "gradient", "clipped", pytest.approx(0.03))
+    assert said.why == "norm 50 > 1.5 x median 1"
     assert notes(g).metrics == {"median_clip/clipped": (1.0, 1.0), "median_clip/ratio": (50.0, 1.0)}
 
 
 def test_a_burst_cannot_raise_its_own_limit_before_half_the_window_is_clipped_values() -> None:
     method = build("median_clip", {})
     left = feed(method, [1.0] * 64 + [1000.0] * 64)
-    assert left[64:96] == pytest.approx([3.0] * 32)  # the median is still 1
-    assert left[96] == pytest.approx(6.0)  # between 1 and 3
-    assert left[97:] == pytest.approx([9.0] * 31)
+    assert left[64:96] == pytest.approx([1.5] * 32)  # the median is still 1
+    assert left[96] == pytest.approx(1.875)  # between 1 and 1.5
+    assert left[97:] == pytest.approx([2.25] * 31)
 
 
 @pytest.mark.parametrize("name", CLIPS)
