@@ -64,6 +64,8 @@ rollouts = st.builds(
     reward=st.none() | anyfloat,
     parts=st.dictionaries(words, anyfloat, max_size=2),
     timing=st.builds(Timing, started=anyfloat, finished=anyfloat, verified=anyfloat),
+    forgetting=st.none() | anyfloat,
+    forgetting_source=st.sampled_from(["", "swap", "learner"]),
 )
 groups = st.builds(
     Group,
