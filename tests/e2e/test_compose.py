@@ -64,3 +64,17 @@ def test_two_of_the_four(pair: tuple[str, str], alone: dict[tuple[str, ...], str
         assert runs.lines(tmp_path / "run" / name) == runs.lines(tmp_path / "whole" / name), name
 
     assert digest not in {alone[name,] for name in pair}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [["pace", "copc", "gac", "ess"], ["pace", "vcpo", "gac", "zclip"]], ids="+".join)
+def test_four_together_with_real_workers(methods: list[Json], tmp_path: Path) -> None:
+    methods = [{"name": "pace", "w_star": 0.0, "beta": 0.0} if m == "pace" else m for m in methods]
+    runtime: dict[str, Json] = {"kind": "local", "max_lag": "none", "depth": 4, "start_deadline_s": 600.0}
+    config = runs.config(tmp_path, methods, runtime=runtime, learner={"batches": 12, "optimizer": {"lr": 1e-3}}, eval={"prompts": 2})
+    summary = runs.train(config, tmp_path / "run")
+    assert summary.status == "done"
+    assert summary.batches == 12
+    records = runs.lines(tmp_path / "run" / "metrics.jsonl")
+    assert sum(r["applied"] for r in records) >= 6  # of the rest the methods say why
+    assert all(r["applied"] or r["reason"] for r in records)
