@@ -28,18 +28,18 @@ class Ages:
     moved: dict[str, dict[str, float]]
 
 
-def measure(batch: Batch, entered: Sequence[int], results: Sequence[UpdateResult]) -> tuple[Metrics, Ages]:
+def measure(batch: Batch, results: Sequence[UpdateResult]) -> tuple[Metrics, Ages]:
     """Everything about a batch that does not depend on how it was scheduled.
 
-    ``entered[g]``: learner version when the last member of group g completed, so that age splits exactly into generation
-    (entered - token's version) and waiting (version at consumption - entered), averaged over action tokens.
+    Age splits exactly into generation (version of the rollout's newest token - the token's own) and waiting (version at consumption
+    - that of the newest token; for its siblings, in the pool), averaged over action tokens.
     """
     metrics = Metrics()
     seen = [r.seen for r in results if r.seen is not None]
     _rollouts(batch, metrics)
     _ratios(seen, metrics)
     _steps(results, metrics)
-    tokens, generation = _ages(batch, entered, metrics)
+    tokens, generation = _ages(batch, metrics)
     return metrics, Ages(tokens, generation, _moved(seen))
 
 
@@ -59,19 +59,12 @@ def _rollouts(batch: Batch, metrics: Metrics) -> None:
     metrics.put("rollouts/spanning", sum(r.oldest < r.newest for r in rollouts))
 
 
-def _ages(batch: Batch, entered: Sequence[int], metrics: Metrics) -> tuple[dict[str, int], dict[str, int]]:
-    versions, entries = [], []
-    for group, e in zip(batch.groups, entered, strict=True):
-        for rollout in group.rollouts:
-            v = rollout.versions()
-            if v.size:
-                versions.append(v)
-                # A worker can serve a version before the learner's own count shows it: never negative.
-                entries.append(np.full(v.size, max(e, int(v.max()))))
+def _ages(batch: Batch, metrics: Metrics) -> tuple[dict[str, int], dict[str, int]]:
+    versions = [v for rollout in batch.rollouts if (v := rollout.versions()).size]
     if not versions:
         return {}, {}
-    v_N, e_N = np.concatenate(versions).astype(np.int64), np.concatenate(entries)
-    age_N, generation_N = batch.version - v_N, e_N - v_N
+    v_N, newest_N = np.concatenate(versions).astype(np.int64), np.concatenate([np.full(v.size, v.max()) for v in versions])
+    age_N, generation_N = batch.version - v_N, newest_N - v_N
     n = float(v_N.size)
     metrics.metric("age/mean", float(age_N.sum()), n)
     metrics.metric("age/generation", float(generation_N.sum()), n)

@@ -147,8 +147,7 @@ class Session:
         assert self._sinks is not None
         assert self._rollouts is not None
         batch = formed.batch
-        entered = [batch.version - a.waiting for a in formed.ages]
-        metrics, ages = measure(batch, entered, results)
+        metrics, ages = measure(batch, results)
         metrics.extend({}, formed.notes.metrics)
         lap = self._times(metrics, window)
         values = metrics.values()

@@ -44,7 +44,6 @@ BATCH = Batch(
         group(1, [rollout([7], 0.0, Outcome.UNPARSEABLE), rollout([10, 10, 10, 10], 0.0, Outcome.TIMEOUT)]),
     ),
 )
-ENTERED = [9, 8]
 
 
 def result(**changes: object) -> UpdateResult:
@@ -64,7 +63,7 @@ def one(value: Value) -> float:
 
 
 def test_rollouts() -> None:
-    values = {k: one(v) for k, v in measure(BATCH, ENTERED, [result()])[0].values().items()}
+    values = {k: one(v) for k, v in measure(BATCH, [result()])[0].values().items()}
     assert {
         k: values[k]
         for k in values
@@ -87,19 +86,19 @@ def test_rollouts() -> None:
 
 
 def test_age_splits_exactly_into_generation_and_waiting() -> None:
-    """Group 0 was complete at version 9, group 1 at 8 by the learner's count, though a worker already served 10."""
-    metrics, ages = measure(BATCH, ENTERED, [result()])
+    """The first rollout spans versions 8 and 9; the others were sampled by one version each, and have waited since."""
+    metrics, ages = measure(BATCH, [result()])
     values = {k: one(v) for k, v in metrics.values().items()}
     assert values["age/mean"] == pytest.approx((2 + 2 + 1 + 1 + 1 + 3) / 10)
     assert values["age/max"] == 3
-    assert values["age/generation"] == pytest.approx((1 + 1 + 0 + 0 + 0 + 1 + 0 * 4) / 10)
+    assert values["age/generation"] == pytest.approx((1 + 1) / 10)
     assert values["age/waiting"] == pytest.approx(values["age/mean"] - values["age/generation"])
     assert ages.tokens == {"0": 4, "1": 3, "2": 2, "3": 1}
-    assert ages.generation == {"0": 0, "1": 0, "2": 2, "3": 1}
+    assert ages.generation == {"0": 0, "1": 0, "2": 2, "3": 0}
 
 
 def test_how_far_the_policy_has_moved_at_each_age() -> None:
-    _, ages = measure(BATCH, ENTERED, [result()])
+    _, ages = measure(BATCH, [result()])
     d = np.array([0.3, 0.0, 0.5])
     assert ages.moved["1"] == {
         "tokens": 3,
@@ -111,7 +110,7 @@ def test_how_far_the_policy_has_moved_at_each_age() -> None:
 
 
 def test_ratios_before_any_cut() -> None:
-    values = {k: one(v) for k, v in measure(BATCH, ENTERED, [result()])[0].values().items()}
+    values = {k: one(v) for k, v in measure(BATCH, [result()])[0].values().items()}
     w, d = np.array([1.0, 2.0, 4.0, 0.5]), result().seen
     assert d is not None
     assert values["ess/ratio"] == pytest.approx(w.sum() ** 2 / (w**2).sum() / 4)
@@ -123,7 +122,7 @@ def test_ratios_before_any_cut() -> None:
 
 def test_a_ratio_beyond_every_float_is_large_not_infinite() -> None:
     seen = Seen(log_ratio_N=np.array([2000.0]), age_N=np.array([0]), log_ratio_R=np.array([2000.0]))
-    values = measure(BATCH, ENTERED, [result(seen=seen)])[0].values()
+    values = measure(BATCH, [result(seen=seen)])[0].values()
     assert one(values["ratio/max"]) == pytest.approx(math.exp(700.0))
     assert one(values["ess/ratio"]) == 1.0
     assert "entropy/mean" not in values
@@ -133,7 +132,7 @@ def test_steps_applied_and_skipped_are_told_apart() -> None:
     notes = Notes()
     notes.metric("seq_tis/truncated", 3, 8)
     skipped = result(applied=False, reason="x", multiplier=0.0, raw_norm=9.0, norm=0.0, cosine=None, seen=None, invalid_tokens=5)
-    values = {k: one(v) for k, v in measure(BATCH, ENTERED, [result(notes=notes), skipped])[0].values().items()}
+    values = {k: one(v) for k, v in measure(BATCH, [result(notes=notes), skipped])[0].values().items()}
     assert values["step/applied"] == 0.5
     assert values["step/multiplier"] == 0.5  # of the applied one
     assert values["step/lr"] == 1e-3
@@ -143,7 +142,7 @@ def test_steps_applied_and_skipped_are_told_apart() -> None:
 
 
 def test_a_refused_update_that_saw_nothing_still_has_its_rollouts() -> None:
-    metrics, ages = measure(BATCH, ENTERED, [result(applied=False, reason="non-finite current log-prob", seen=None)])
+    metrics, ages = measure(BATCH, [result(applied=False, reason="non-finite current log-prob", seen=None)])
     values = metrics.values()
     assert one(values["accuracy/train"]) == 0.25
     assert "ess/ratio" not in values
