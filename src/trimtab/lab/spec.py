@@ -156,15 +156,14 @@ class Experiment(Options):
 
     # ------------------------------------------------------------------------------------------------ cells
     def cells(self, *, smoke: bool = False) -> list[CellName]:
-        """All of them, arm by arm within each combination of axis values; a smoke run takes the ends of each axis."""
-        axes = {name: _ends(tuple(axis.values)) if smoke else tuple(axis.values) for name, axis in self.grid.items()}
+        """All of them, arm by arm within each combination of axis values; a smoke run takes the last of every arm."""
         out = []
-        for values in product(*axes.values()):
-            at = dict(zip(axes, values, strict=True))
+        for values in product(*(tuple(axis.values) for axis in self.grid.values())):
+            at = dict(zip(self.grid, values, strict=True))
             for name, arm in self.arms.items():
                 if Where(at=dict(arm.only)).holds(name, at) and not any(e.skip for e in self._of(name, at)):
                     out.append(CellName(name, at, self.label(name)))
-        return out
+        return list({cell.arm: cell for cell in out}.values()) if smoke else out
 
     def label(self, arm: str) -> str:
         return self.arms[arm].label or arm
@@ -226,7 +225,3 @@ def _methods(entries: Sequence[Json], changes: Mapping[str, Json]) -> list[Json]
         for entry in mine:
             entry.update(options)
     return list(out)
-
-
-def _ends(values: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
-    return values if len(values) < 3 else (values[0], values[-1])
