@@ -18,7 +18,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from .table import INVARIANTS, MUTANTS, Mutant
+from .mutant import INVARIANTS, Mutant
+from .table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("src", "tests", "examples", "pyproject.toml")

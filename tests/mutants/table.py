@@ -1,34 +1,12 @@
-"""Named mutants of the code: what each breaks, of which invariant (design, section 4), and the test that must notice."""
+"""Named mutants of the code: what each breaks, of which invariant (docs/architecture.md), and the test that must notice.
+
+Those of the methods are in :mod:`.methods`.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class Mutant:
-    """In ``file`` (below src/trimtab) the text ``before``, found exactly once, becomes ``after``; ``test`` must then fail."""
-
-    invariant: int
-    name: str
-    file: str
-    before: str
-    after: str
-    test: str
-
-
-INVARIANTS = {
-    1: "lag zero is synchronous",
-    2: "the bound is a theorem",
-    3: "one denominator",
-    4: "masks never hide",
-    5: "a skipped step moves nothing",
-    6: "exactly once",
-    7: "publishing is two-phase",
-    8: "nothing waits forever",
-    9: "sampled and scored distributions are the same",
-    10: "filters decide on the verifiable score",
-}
+from .methods import METHODS
+from .mutant import Mutant
 
 UPDATE = "tests/unit/learner/test_update.py"
 
@@ -126,10 +104,9 @@ MUTANTS = (
     Mutant(
         3,
         "a mask changes the denominator",
-        "learner/update.py",
-        "loss = (view.scale_N * self.chain.objective(view, w, view.token(advantage_R).to(leaf.dtype))).sum()",
-        "loss = (view.scale_N * self.chain.objective(view, w, view.token(advantage_R).to(leaf.dtype))).sum()"
-        " / (1.0 if w.keep_N is None else w.keep_N.double().mean())",
+        "learner/accumulate.py",
+        "loss_N = self.chain.objective(view, w, advantage_N)",
+        "loss_N = self.chain.objective(view, w, advantage_N) / (1.0 if w.keep_N is None else w.keep_N.double().mean())",
         f"{UPDATE}::test_a_mask_never_changes_the_denominator",
     ),
     Mutant(
@@ -144,8 +121,8 @@ MUTANTS = (
         3,
         "statistics in the order of micro-batches",
         "learner/micro.py",
-        "return np.concatenate([c.cpu().numpy() for c in columns])[order]",
-        "return np.concatenate([c.cpu().numpy() for c in columns])",
+        "return np.asarray(np.concatenate([column for _, column in parts])[order])",
+        "return np.asarray(np.concatenate([column for _, column in parts]))",
         f"{UPDATE}::test_statistics_are_the_same_to_the_bit_under_any_split",
     ),
     Mutant(
@@ -161,8 +138,10 @@ MUTANTS = (
         4,
         "exp before where",
         "functional/objectives.py",
-        "r_N = exp_clamped(log_ratio(current_N, old_N.detach(), keep_N))",
-        "r_N = masked((current_N - old_N.detach()).exp(), keep_N)",
+        """    r_N = exp_clamped(log_ratio(current_N, old_N.detach(), keep_N))
+    return _clipped(""",
+        """    r_N = masked((current_N - old_N.detach()).exp(), keep_N)
+    return _clipped(""",
         "tests/property/test_functional_losses.py::test_gradients_are_finite_and_zero_where_masked",
     ),
     Mutant(
@@ -185,8 +164,8 @@ MUTANTS = (
         4,
         "a broken ratio is masked away",
         "functional/weights.py",
-        "return ~((log_ratio < (math.log(low) if low > 0 else -math.inf)) | (log_ratio > math.log(high)))",
-        "return (log_ratio >= (math.log(low) if low > 0 else -math.inf)) & (log_ratio <= math.log(high))",
+        "return ~((log_ratio < floor) | (log_ratio > roof))",
+        "return (log_ratio >= floor) & (log_ratio <= roof)",
         "tests/unit/functional/test_ratios_weights.py::test_a_nan_ratio_is_kept_so_that_the_step_is_refused",
     ),
     Mutant(
@@ -203,11 +182,11 @@ MUTANTS = (
         "a refused step moves the moments",
         "learner/update.py",
         """            if isinstance(multiplier, Refuse):
-                raise Refused(multiplier.reason)
+                raise Refused(multiplier.reason, broken=False)
 """,
         """            if isinstance(multiplier, Refuse):
                 self.optimizer.step(1e-300)
-                raise Refused(multiplier.reason)
+                raise Refused(multiplier.reason, broken=False)
 """,
         f"{UPDATE}::test_a_skipped_step_moves_nothing",
     ),
@@ -216,11 +195,11 @@ MUTANTS = (
         "the schedule advances on a skip",
         "learner/update.py",
         """            if isinstance(verdict, Skip):
-                raise Refused(verdict.reason)
+                raise Refused(verdict.reason, broken=False)
 """,
         """            if isinstance(verdict, Skip):
                 self.optimizer.applied += 1
-                raise Refused(verdict.reason)
+                raise Refused(verdict.reason, broken=False)
 """,
         f"{UPDATE}::test_a_skipped_step_moves_nothing",
     ),
@@ -228,8 +207,8 @@ MUTANTS = (
         5,
         "no signal is stepped on",
         "learner/update.py",
-        "            if not signal:\n",
-        "            if signal is None:\n",
+        "            if not accumulation.signal:\n",
+        "            if accumulation.signal is None:\n",
         f"{UPDATE}::test_a_skipped_step_moves_nothing",
     ),
     Mutant(
@@ -395,4 +374,5 @@ MUTANTS = (
         "return tuple(sorted(rollouts, key=lambda r: r.member))",
         "tests/unit/rollout/test_assemble.py::test_errors_leave_and_nothing_else_does",
     ),
+    *METHODS,
 )

@@ -1,12 +1,67 @@
-"""Two gloo ranks take the step of one process, for every method and bundle (float64)."""
+"""Two ranks take the step of one process: as threads, a few chains and their gradients; over gloo, every method and bundle (float64)."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
+from typing import Any, TypeVar, cast
 
 import pytest
+import torch
+from torch import Tensor
 
 from support.ranks import RUNS, Compared, cases, compare
+from support.updates import MIXED, make_batch, make_learner, tiny_model, worst
+
+T = TypeVar("T")
+
+
+class Meeting:
+    """Where the ranks of one process leave what they have for each other."""
+
+    def __init__(self, size: int) -> None:
+        self.barrier = Barrier(size, timeout=60)
+        self.table: list[object] = [None] * size
+
+
+class Threads:
+    """A rank that is a thread."""
+
+    def __init__(self, rank: int, meeting: Meeting) -> None:
+        self.rank, self.size, self._meeting = rank, len(meeting.table), meeting
+
+    def gather(self, x: T) -> list[T]:
+        self._meeting.table[self.rank] = copy.deepcopy(x)
+        self._meeting.barrier.wait()
+        out = list(self._meeting.table)
+        self._meeting.barrier.wait()  # nobody leaves the next thing before all have read this one
+        return cast("list[T]", out)
+
+    def sum_(self, tensors: Sequence[Tensor]) -> None:
+        for own, parts in zip(tensors, zip(*self.gather(list(tensors)), strict=True), strict=True):
+            own.copy_(torch.stack(parts).sum(0))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("methods", [["seq_tis", "grpo"], ["vcpo"], ["copc"]], ids=["tis", "vcpo", "copc"])
+def test_gradients_of_two_ranks_add_up_to_that_of_one(methods: list[Any], run: str) -> None:
+    model = tiny_model()
+    batches = [make_batch(model, MIXED, seed=i, number=i) for i in range(2)]
+
+    def seen(rank: int, meeting: Meeting) -> list[list[Tensor]]:
+        learner, capture = make_learner(model, methods, **RUNS[run], optimizer={"lr": 1e-3})
+        learner._tools.ranks = Threads(rank, meeting)
+        assert all(r.applied for b in batches for r in learner.train(b))
+        return capture.seen
+
+    alone, meeting = seen(0, Meeting(1)), Meeting(2)
+    with ThreadPoolExecutor(2) as pool:
+        ranks = [f.result() for f in [pool.submit(seen, rank, meeting) for rank in range(2)]]
+    for found in ranks:
+        assert max(worst(got, want) for got, want in zip(found, alone, strict=True)) < 1e-9
 
 
 @pytest.fixture(scope="module")

@@ -65,7 +65,9 @@ def test_the_mask_is_strict_on_both_sides() -> None:
 def test_masked_tokens_stay_in_the_denominator() -> None:
     v = view()
     loss = play(chain({"name": "copc_mask"}, {"name": "copc_credit", "whiten": False}), v)
-    w_N, advantage_N = v.weights(weigh(v)), F.traces.copc(v.token_reward_N, v.values_N, v.log_ratio_N, v.length_R).advantage_N  # type: ignore[arg-type]
+    advantage_N = F.traces.copc(v.token_reward_N, v.values_N, v.log_ratio_N, v.length_R).advantage_N  # type: ignore[arg-type]
+    r_N = np.exp(v.log_ratio_N.numpy())
+    w_N = torch.from_numpy(np.where((r_N > 0.5) & (r_N < 2), r_N, 0.0))
     assert 0 < int((w_N == 0).sum()) < len(w_N)
     np.testing.assert_allclose(loss.d_N, -(v.scale_N * w_N * advantage_N), rtol=1e-12, atol=1e-16)
 
@@ -117,6 +119,15 @@ def test_advantages_are_whitened_over_all_action_tokens(name: str) -> None:
     raw = build(name, {"whiten": False}).credit(v, None).advantage_N  # type: ignore[attr-defined]
     white = build(name, {}).credit(v, None).advantage_N  # type: ignore[attr-defined]
     np.testing.assert_allclose(white, (raw - raw.mean()) / np.sqrt(raw.var() + 1e-8), rtol=1e-12)
+
+
+def test_the_mask_does_not_enter_the_whitening() -> None:
+    v, c = view(), chain("copc")
+    w = c.weigh(v)
+    assert w.keep_N is not None
+    assert not w.keep_N.all()
+    raw = build("copc_credit", {"whiten": False}).credit(v, w).advantage_N  # type: ignore[attr-defined]
+    np.testing.assert_allclose(c.credit(v, w).advantage_N, (raw - raw.mean()) / np.sqrt(raw.var() + 1e-8), rtol=1e-12)  # type: ignore[arg-type]
 
 
 def test_lambda_grows_with_the_length() -> None:

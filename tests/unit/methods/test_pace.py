@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.pools import Member, Queue, pool_view
@@ -45,6 +45,7 @@ def test_the_budget_follows_the_excess_and_carries_fractions() -> None:
 
 
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=40), st.integers(1, 64), st.floats(0, 4), st.floats(0, 0.99))
+@example([400] * 30 + [20], 16, 0.0, 0.9)  # a full pool that runs dry: the smoothed rate asks for more than there is
 def test_the_budget_never_starves_the_learner(waiting: list[int], want: int, w_star: float, beta: float) -> None:
     options, budget = BudgetOptions(w_star=w_star, beta=beta), Budget()
     for n in waiting:

@@ -201,6 +201,23 @@ def test_what_a_selector_strands_expires(make_pool, admit_all, make_group, deliv
     assert (facts.tallies["trained"].groups, facts.tallies["trained"].length) == (2, 2.0)  # those of the first batch
 
 
+def test_groups_that_are_let_go_pay_what_is_owed(make_pool, admit_all, deliver):
+    """Four groups of version 0 wait and two of them must leave at version 1: those that the selector rejects do, the others stay."""
+    pool = make_pool(max_lag=2)
+    tickets = admit_all(pool)[0]
+    for ticket in tickets[:2]:
+        deliver(pool, ticket)
+    advance(pool)
+    for ticket in (*tickets[2:], *admit_all(pool)[0]):
+        deliver(pool, ticket)
+    pool._select = Scripted(take=(4, 5), reject=(0, 1))
+    formed = advance(pool)
+    assert slots(formed) == [6, 7]
+    assert [(gone.slot.index, gone.reason) for gone in formed.let_go] == [(2, "let go"), (3, "let go")]
+    pool._select = None
+    assert slots(advance(pool)) == [4, 5]
+
+
 def test_a_selector_waits_for_running_groups_it_would_strand(make_pool, admit_all, deliver):
     pool = make_pool(max_lag=1)
     tickets = admit_all(pool)[0]
