@@ -9,7 +9,7 @@ VERL   := 0.9.1
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test quick lint soak mutants parity headline clean
+.PHONY: demo test quick lint soak mutants parity headline lab clean
 
 demo: $(STAMP)
 	$(BIN)/trimtab train quickstart
@@ -28,8 +28,12 @@ lint: $(DEV)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# One seed on two cores; `trimtab lab run collapse` takes the five that its table is made of.
 headline: $(STAMP)
-	$(BIN)/python -m trimtab.lab.headline
+	$(BIN)/trimtab lab run collapse --seeds 1 --jobs 2
+
+lab: headline
+	$(BIN)/trimtab lab run ablation --seeds 1 --jobs 2
 
 soak: $(DEV)
 	$(BIN)/pytest -m soak -s

@@ -22,20 +22,30 @@ from trimtab.records import TrimtabError
 EXIT_DONE, EXIT_BROKEN = 0, 1
 
 
-def list_experiments(root: Path) -> None:
+def list_experiments(root: Path, markdown: bool) -> None:
     """Name, verdict and minutes of each, then its claim."""
+    rows = [_listed(name, root) for name in shipped()]
+    titles = ("name", "verdict", "minutes", "claim")
+    if markdown:
+        for cells in (titles, ["---"] * len(titles), *rows):
+            print(f"| {' | '.join(cells)} |")
+        return
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for title in ("name", "verdict", "minutes", "claim"):
+    for title in titles:
         table.add_column(title, justify="right" if title == "minutes" else "left", overflow="fold")
-    for name in shipped():
-        loaded = load(name)
-        shown = output.Shown.read(folder(root, name))
-        if shown is None:
-            table.add_row(name, "", f"~{forecast_minutes(plan(loaded)):.0f}", loaded.experiment.claim)
-        else:
-            verdict = f"{shown.table['verdict']}{' (provisional)' if shown.table['provisional'] else ''}"
-            table.add_row(name, verdict, f"{float(str(shown.table['wall_s'])) / 60:.0f}", loaded.experiment.claim)
+    for cells in rows:
+        table.add_row(*cells)
     Console().print(table)
+
+
+def _listed(name: str, root: Path) -> tuple[str, str, str, str]:
+    loaded = load(name)
+    claim = loaded.experiment.claim
+    shown = output.Shown.read(folder(root, name))
+    if shown is None:
+        return name, "", f"~{forecast_minutes(plan(loaded)):.0f}", claim
+    verdict = f"{shown.table['verdict']}{' (provisional)' if shown.table['provisional'] else ''}"
+    return name, verdict, f"{float(str(shown.table['wall_s'])) / 60:.0f}", claim
 
 
 def run_experiment(
@@ -50,6 +60,8 @@ def run_experiment(
     for f in () if smoke else found.findings:
         print(f"{output.mark(f.holds):<4} {f.says}")
     print(f"{loaded.name}: {found.verdict}{f' ({why})' if why else ''}")
+    name, title = next(iter(loaded.experiment.measures)), output.headings(found)[0][0]
+    print(f"{title}: {', '.join(f'{r.cell} {r.mean:.3f}' for r in found.results.rows() if r.metric == name and r.seeds)}")
     for job, reason in found.broken.items():
         print(f"broken  {job}: {reason}")
     if found.stopped:

@@ -197,11 +197,13 @@ def config_check(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], 
 
 
 @lab_app.command("list")
-def lab_list(lab: LabFolder = Path("runs/lab")) -> None:
+def lab_list(
+    markdown: Annotated[bool, typer.Option("--markdown", help="as a table for documents")] = False, lab: LabFolder = Path("runs/lab")
+) -> None:
     """The experiments that ship: claim, verdict where it has been run, minutes on one core."""
     from trimtab.cli.lab import list_experiments
 
-    list_experiments(lab)
+    list_experiments(lab, markdown)
 
 
 @lab_app.command("run")

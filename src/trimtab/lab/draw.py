@@ -41,6 +41,7 @@ class Material:
     measures: Mapping[str, Measure]
     runs: Mapping[str, Sequence[CellRun]]  # cell -> its seeds
     arms: Sequence[str]  # in the experiment's order: an arm has the same color everywhere
+    axes: Mapping[str, str]  # axis of the grid -> what figures call it
 
     def chosen(self, figure: spec.Figure) -> list[CellName]:
         return [c for c in self.results.cells if figure.holds(c.arm, c.at) and self.runs.get(c.name)]
@@ -59,7 +60,7 @@ class Material:
         """Arm, where they differ in it, and the axis values they differ in."""
         arms = len({c.arm for c in cells}) > 1 or len(cells) == 1
         axes = [a for a in (cells[0].at if cells else {}) if len({c.at.get(a) for c in cells}) > 1]
-        return [", ".join([*([c.label] if arms else []), *(f"{a} {c.at[a]}" for a in axes)]) for c in cells]
+        return [", ".join([*([c.label] if arms else []), *(f"{self.axes[a]} {c.at[a]}" for a in axes)]) for c in cells]
 
     def title(self, measure: str) -> str:
         return self.measures[measure].label or measure
@@ -200,7 +201,7 @@ def _sweep(figure: spec.Sweep, m: Material) -> Figure | None:
     if not lines:
         return None
     note = "Dots are seeds, lines their means."
-    top = _top(figure, note)
+    top = _top(figure, note) + 0.25
     right = 0.3 + CHARACTER * max(len(label) + 6 for label in lines)
     drawn, (ax,) = style.canvas(1, width=WIDTH, height=top + 3.4, right=right, top=top)
     ends = []
@@ -221,7 +222,7 @@ def _sweep(figure: spec.Sweep, m: Material) -> Figure | None:
     ax.set_xlim(-0.3, len(values) - 0.7 if len(values) > 1 else 0.3)
     ax.set_xticks(range(len(values)), [str(v) for v in values])
     _scale(ax, figure.low, figure.high)
-    ax.set_xlabel(figure.axis)
+    ax.set_xlabel(m.axes[figure.axis])
     _axis_title(ax, m.title(figure.measure))
     _head(drawn, figure, note)
     style.label_ends(ax, ends)
@@ -251,7 +252,7 @@ def _bars(figure: spec.Bars, m: Material) -> Figure | None:
         return None
     blocks: dict[str, list[CellName]] = {}
     for c in cells:
-        blocks.setdefault(f"{figure.by} {c.at[figure.by]}" if figure.by else "", []).append(c)
+        blocks.setdefault(f"{m.axes[figure.by]} {c.at[figure.by]}" if figure.by else "", []).append(c)
     labels = {c.name: label for c, label in zip(cells, _without(m, cells, figure.by) if figure.by else m.labels(cells), strict=True)}
     note = "Bars are means, dots seeds."
     top, left = _top(figure, note) + 0.1, 0.25 + CHARACTER * max(len(label) for label in labels.values())
@@ -321,13 +322,13 @@ def _heat(figure: spec.Heat, m: Material) -> Figure | None:
                 ax.text(j + 0.5, i + 0.5, style.short(value), ha="center", va="center", fontsize=8, color=style.INK)
         ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
         ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
-        ax.set_xlabel(figure.columns)
+        ax.set_xlabel("" if figure.columns == "arm" else m.axes[figure.columns])
         ax.invert_yaxis()
         ax.grid(visible=False)
         for spine in ax.spines.values():
             spine.set_visible(False)
         ax.tick_params(length=0)
         if table:
-            _axis_title(ax, f"{figure.by} {table}")
+            _axis_title(ax, f"{m.axes.get(figure.by or '', '')} {table}".strip())
     _head(drawn, figure, note)
     return drawn

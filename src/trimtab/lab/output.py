@@ -201,7 +201,7 @@ def _figures(found: Found, folder: Path) -> list[Drawn]:
     from matplotlib import rc_context
 
     e = found.loaded.experiment
-    material = Material(found.results, e.measures, found.runs, list(e.arms))
+    material = Material(found.results, e.measures, found.runs, list(e.arms), {name: a.label or name for name, a in e.grid.items()})
     folder.mkdir(exist_ok=True)
     for old in (*folder.glob("*.svg"), *folder.glob("*.png")):
         old.unlink()

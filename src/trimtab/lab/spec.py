@@ -39,8 +39,7 @@ class Axis(Options):
 
     key: str | None = Field(None, description="dotted, such as runtime.lag")
     values: tuple[Scalar, ...] | dict[Name, Table]
-    label: str = ""
-    log: bool = Field(False, description="logarithmic in figures (with a place for 0)")
+    label: str = Field("", description="in figures; default: the axis's name")
 
     @model_validator(mode="after")
     def _either(self) -> Self:

@@ -104,3 +104,12 @@ def test_shipped_experiments_are_sound(name: str) -> None:
     assert (FOLDER / f"{name}.toml").read_text().startswith("claim = ")
     assert any(not check.control for check in loaded.experiment.checks)
     assert loaded.experiment.figures
+
+
+def test_the_example_of_the_documentation_is_sound(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[3] / "docs" / "lab.md").read_text()
+    path = tmp_path / "ess-rules.toml"
+    path.write_text(text.partition("```toml\n")[2].partition("```")[0])
+    jobs = laboratory.plan(load(str(path)))
+    rules = {job.cell.arm: job.config.chain().methods[-1].options.model_dump()["rule"] for job in jobs}
+    assert rules == {"sqrt": "sqrt", "linear": "linear"}
