@@ -17,7 +17,7 @@ from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
 from trimtab.rollout.options import RolloutOptions
 from trimtab.store.options import StoreOptions
-from trimtab.tasks.options import TaskOptions, VerifierOptions
+from trimtab.tasks.options import ReasoningGymOptions, TaskOptions, VerifierOptions
 from trimtab.telemetry.options import TelemetryOptions
 
 
@@ -110,11 +110,21 @@ class RunConfig(_Options):
         if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
             remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
             raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
+        if self.learner.critic.kind == "tabular":
+            self._knows_answers()
         updates, groups = self.learner.updates_per_batch, self.rollout.prompts_per_batch
         if updates > groups:
             remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
             raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
         return self
+
+    def _knows_answers(self) -> None:
+        task = self.task
+        if not isinstance(task, ReasoningGymOptions) or task.name != "chain_sum" or task.answer_after is None:
+            remedy = "it is told the running totals of chain_sum, with task.answer_after between them; use model or head"
+            raise TrimtabError.field("learner.critic.kind", "tabular", remedy)
+        if self.learner.critic.bootstrap:
+            raise TrimtabError.field("learner.critic.bootstrap", True, "a tabular critic has no value after the last token; set false")
 
     @property
     def asynchronous(self) -> bool:
@@ -138,7 +148,7 @@ class RunConfig(_Options):
     def chain(self) -> Chain:
         """The methods, resolved and checked against this run. A fresh chain at each call: methods hold state."""
         sampling = self.rollout.sampling
-        return Chain.resolve(
+        chain = Chain.resolve(
             self.methods,
             Setting(
                 group_size=self.rollout.group_size,
@@ -149,3 +159,6 @@ class RunConfig(_Options):
                 norms=self.learner.norms,
             ),
         )
+        if self.learner.critic.kind == "tabular" and Need.VALUES in chain.needs:
+            chain.said.append("the critic is privileged: it is told the right answer (learner.critic.kind = tabular)")
+        return chain

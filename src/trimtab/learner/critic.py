@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -56,6 +57,10 @@ class Fitted:
 class ValueFunction(Protocol):
     """What the learner needs of a critic. Columns ``_N`` are in rollout order, in the dtype of the packed log-probs."""
 
+    @property
+    def label(self) -> str:
+        """Prefix of its metrics: ``critic`` for one that learns from what the policy sees."""
+
     def values(self, packed: Packed) -> Tensor:
         """V_N, detached."""
 
@@ -76,60 +81,24 @@ def alone(tensors: Sequence[Tensor]) -> None:
     """Sums over one rank: nothing to do."""
 
 
-class Critic:
-    """The learned :class:`ValueFunction`."""
+class Regressing(ABC):
+    """A critic that is fitted by AdamW: one optimizer step an update, refused where it is not finite."""
 
-    def __init__(self, policy: PackedModel, options: CriticOptions) -> None:
-        self.options = options
-        trunk = cast("PreTrainedModel", policy.model.base_model)
-        # A plain list: the policy's trunk must not become a part of this one's parameters or state.
-        self._trunk = copy.deepcopy(trunk) if options.kind == "model" else trunk
-        self._own = [self._trunk] if options.kind == "model" else []
-        for module in self._own:
-            module.requires_grad_(True)
-        dtype = torch.promote_types(policy.dtype, torch.float32)
-        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=dtype, device=policy.device)
-        nn.init.zeros_(self.head.weight)
-        nn.init.zeros_(self.head.bias)
-        owned = nn.ModuleList([*self._own, self.head])
-        self.optimizer = ScheduledAdamW(owned.parameters(), options.optimizer, options.schedule)
+    label = "critic"
+    options: CriticOptions
+    optimizer: ScheduledAdamW
 
-    # ------------------------------------------------------------------------------------------------ values
+    @abstractmethod
+    def _values(self, packed: Packed) -> Tensor:
+        """V_N with its graph."""
+
     @torch.no_grad()
     def values(self, packed: Packed) -> Tensor:
         return self._values(packed)
 
-    def _values(self, packed: Packed) -> Tensor:
-        hidden_P = self._hidden(packed.tokens_P, packed.positions_P, packed.segments)
-        return self._head(hidden_P.index_select(0, packed.predict_H))[packed.to_N].to(packed.behavior_N.dtype)
-
-    def _hidden(self, tokens_P: Tensor, positions_P: Tensor, layout: Layout) -> Tensor:
-        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self._own)):
-            return hidden_states(self._trunk, tokens_P, positions_P, layout)
-
-    def _head(self, hidden: Tensor) -> Tensor:
-        value: Tensor = self.head(hidden.to(self.head.weight.dtype))
-        return value[:, 0]
-
-    @torch.no_grad()
-    def boot(self, packed: Packed) -> Tensor:
-        boot_R = torch.zeros(len(packed.rollouts), dtype=torch.float64, device=packed.device)
-        cut = [i for i, r in enumerate(packed.rollouts) if r.stop is StopReason.LENGTH and r.actions]
-        if not self.options.bootstrap or not cut:
-            return boot_R
-        # The packed rows end before the last action token, so the state after it takes a forward of its own.
-        tokens = [torch.from_numpy(packed.rollouts[i].segments[-1].tokens).to(packed.device, torch.int64) for i in cut]
-        lengths = [len(t) for t in tokens]
-        positions = torch.cat([torch.arange(n, device=packed.device) for n in lengths])
-        hidden_P = self._hidden(torch.cat(tokens), positions, Layout(lengths, packed.device))
-        ends = torch.tensor(lengths, device=packed.device).cumsum(0) - 1
-        boot_R[torch.tensor(cut, device=packed.device)] = self._head(hidden_P.index_select(0, ends)).double()
-        return boot_R
-
-    # ------------------------------------------------------------------------------------------------ regression
     def fit(self, parts: Sequence[Regression], *, tokens: int, reduce: Reduce = alone) -> Fitted:
         self.optimizer.zero_grad()
-        seen = torch.zeros(5, dtype=torch.float64, device=self.head.weight.device)
+        seen = torch.zeros(5, dtype=torch.float64, device=self.optimizer.parameters[0].device)
         for part in parts:
             value_N = self._values(part.packed)
             loss = F.traces.value_loss(value_N, part.return_N, part.old_N, self.options.value_clip).sum() / tokens
@@ -160,6 +129,53 @@ class Critic:
             grad_norm=norm,
             lr=lr,
         )
+
+
+class Critic(Regressing):
+    """The learned :class:`ValueFunction`."""
+
+    def __init__(self, policy: PackedModel, options: CriticOptions) -> None:
+        self.options = options
+        trunk = cast("PreTrainedModel", policy.model.base_model)
+        # A plain list: the policy's trunk must not become a part of this one's parameters or state.
+        self._trunk = copy.deepcopy(trunk) if options.kind == "model" else trunk
+        self._own = [self._trunk] if options.kind == "model" else []
+        for module in self._own:
+            module.requires_grad_(True)
+        dtype = torch.promote_types(policy.dtype, torch.float32)
+        self.head = nn.Linear(trunk.config.hidden_size, 1, dtype=dtype, device=policy.device)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+        owned = nn.ModuleList([*self._own, self.head])
+        self.optimizer = ScheduledAdamW(owned.parameters(), options.optimizer, options.schedule)
+
+    # ------------------------------------------------------------------------------------------------ values
+    def _values(self, packed: Packed) -> Tensor:
+        hidden_P = self._hidden(packed.tokens_P, packed.positions_P, packed.segments)
+        return self._head(hidden_P.index_select(0, packed.predict_H))[packed.to_N].to(packed.behavior_N.dtype)
+
+    def _hidden(self, tokens_P: Tensor, positions_P: Tensor, layout: Layout) -> Tensor:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self._own)):
+            return hidden_states(self._trunk, tokens_P, positions_P, layout)
+
+    def _head(self, hidden: Tensor) -> Tensor:
+        value: Tensor = self.head(hidden.to(self.head.weight.dtype))
+        return value[:, 0]
+
+    @torch.no_grad()
+    def boot(self, packed: Packed) -> Tensor:
+        boot_R = torch.zeros(len(packed.rollouts), dtype=torch.float64, device=packed.device)
+        cut = [i for i, r in enumerate(packed.rollouts) if r.stop is StopReason.LENGTH and r.actions]
+        if not self.options.bootstrap or not cut:
+            return boot_R
+        # The packed rows end before the last action token, so the state after it takes a forward of its own.
+        tokens = [torch.from_numpy(packed.rollouts[i].segments[-1].tokens).to(packed.device, torch.int64) for i in cut]
+        lengths = [len(t) for t in tokens]
+        positions = torch.cat([torch.arange(n, device=packed.device) for n in lengths])
+        hidden_P = self._hidden(torch.cat(tokens), positions, Layout(lengths, packed.device))
+        ends = torch.tensor(lengths, device=packed.device).cumsum(0) - 1
+        boot_R[torch.tensor(cut, device=packed.device)] = self._head(hidden_P.index_select(0, ends)).double()
+        return boot_R
 
     # ------------------------------------------------------------------------------------------------ state
     def state_dict(self) -> dict[str, object]:

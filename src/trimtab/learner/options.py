@@ -52,7 +52,10 @@ class CriticAdamWOptions(AdamWOptions):
 class CriticOptions(_Options):
     """The value function of methods that need values. Its schedule counts its own applied steps."""
 
-    kind: Literal["model", "head"] = Field("model", description="own copy of the policy's trunk, or a linear head on its detached states")
+    kind: Literal["model", "head", "tabular"] = Field(
+        "model",
+        description="own copy of the policy's trunk; a linear head on its detached states; tabular: privileged, knows the right answer",
+    )
     optimizer: CriticAdamWOptions = CriticAdamWOptions()
     schedule: Schedule = ConstantOptions()
     max_norm: float = Field(1.0, gt=0, description="clip of the critic's gradient norm")

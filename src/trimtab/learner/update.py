@@ -76,6 +76,8 @@ class Learner:
         self.applied_batches = 0
         self.consumed_batches = 0
         if critic is None and Need.VALUES in chain.needs:
+            if options.critic.kind == "tabular":
+                raise ValueError("a tabular critic needs the task's answers and the learner was given none")
             critic = Critic(model, options.critic)
         if reference is None and Need.REFERENCE in chain.needs:
             raise ValueError("a method of the chain needs a reference model and the learner was given none")
@@ -190,10 +192,10 @@ class Learner:
         with self.clock.span("critic"):
             for _ in range(self.options.critic.updates):
                 fitted = tools.critic.fit(parts, tokens=tokens, reduce=tools.ranks.sum_)
-                notes.metric("critic/loss", fitted.loss)
-                notes.metric("critic/grad_norm", fitted.grad_norm)
+                notes.metric(f"{tools.critic.label}/loss", fitted.loss)
+                notes.metric(f"{tools.critic.label}/grad_norm", fitted.grad_norm)
                 if fitted.explained_variance is not None:
-                    notes.metric("critic/explained_variance", fitted.explained_variance)
+                    notes.metric(f"{tools.critic.label}/explained_variance", fitted.explained_variance)
 
     def _merge(self, result: UpdateResult) -> None:
         """Metrics summed over ranks; decisions are the first rank's."""

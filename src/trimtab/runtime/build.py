@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import Policy, check_folder, load_policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
+from trimtab.learner.tabular import TabularCritic
 from trimtab.learner.update import Learner
 from trimtab.methods.protocol import Need
 from trimtab.pool.options import LagOptions, PoolOptions
@@ -82,7 +84,24 @@ def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) 
     if Need.SEQ_NORMS in chain.needs and chain.norm_estimator == "exact":
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
-    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, reference=reference)
+    critic = _tabular(config, policy) if Need.VALUES in chain.needs and options.critic.kind == "tabular" else None
+    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, critic=critic, reference=reference)
+
+
+def _tabular(config: RunConfig, policy: Policy) -> TabularCritic:
+    """The critic that is told the right answer, which only the task and the tokenizer know."""
+    assert config.task.answer_after is not None
+
+    def decode(ids: Sequence[int]) -> str:
+        return str(policy.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+    return TabularCritic(
+        config.learner.critic,
+        decode,
+        separator=config.task.answer_after,
+        positions=config.rollout.max_new_tokens,
+        device=policy.model.device,
+    )
 
 
 def _reference(config: RunConfig, policy: Policy) -> PackedModel:

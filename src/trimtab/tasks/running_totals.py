@@ -7,10 +7,18 @@ learned at each total is one addition, whatever went wrong before. Each right to
 from __future__ import annotations
 
 import re
+from itertools import accumulate
 
 from trimtab.tasks.protocol import Step
 
+_TERM = re.compile(r"[+-]?[0-9]+")
 _TOTAL = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+def right_response(expression: str, separator: str) -> str:
+    """The totals of ``expression`` (terms and operators, with or without blanks) as a response without a mistake says them."""
+    _, *totals = accumulate(int(term) for term in _TERM.findall("".join(expression.split())))
+    return separator.join(map(str, totals))
 
 
 def local_steps(expression: str, response: str, separator: str) -> tuple[Step, ...]:

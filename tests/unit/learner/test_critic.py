@@ -201,6 +201,8 @@ def test_its_state_goes_on_where_it_was(kind: str) -> None:
 class Recording:
     """A value function that says 0.25 everywhere and writes down what it is asked."""
 
+    label = "critic"
+
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.parts: list[Regression] = []
@@ -305,7 +307,7 @@ def test_options_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="value_clip"):
         CriticOptions.model_validate({"value_clip": 0.0})
     with pytest.raises(ValueError, match="kind"):
-        CriticOptions.model_validate({"kind": "tabular"})
+        CriticOptions.model_validate({"kind": "oracle"})
     assert CriticOptions().optimizer.lr == CriticOptions.model_validate({"optimizer": {"eps": 1e-5}}).optimizer.lr == 1e-3
 
 
