@@ -147,8 +147,11 @@ METHODS = (
         5,
         "GAC's skip advances the schedule",
         "learner/update.py",
-        "            if isinstance(verdict, Skip):\n                raise",
-        '            if isinstance(verdict, Skip):\n                self.optimizer.applied += verdict.reason.startswith("gac")\n                raise',
+        """            if isinstance(verdict, Skip):
+                raise""",
+        """            if isinstance(verdict, Skip):
+                self.optimizer.applied += verdict.reason.startswith("gac")
+                raise""",
         f"{GAC}::test_a_skip_moves_nothing",
     ),
     Mutant(
