@@ -11,6 +11,7 @@ from typing import cast
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import RunConfig
+from trimtab.lab import warm
 from trimtab.lab.numerics import NUMERICS
 from trimtab.methods.chain import Chain
 from trimtab.records import Json, TrimtabError
@@ -23,7 +24,8 @@ LENGTH = 24  # hexadecimal digits kept
 def key(config: RunConfig, runner: str, options: dict[str, Json], numerics: int = NUMERICS) -> str:
     """SHA-256 of the resolved configuration, without names and paths.
 
-    Bundles are expanded and defaults written out. In place of paths (model, reference, data) stand the digests of what lies there;
+    Bundles are expanded and defaults written out. In place of paths (model, reference, data) stand the digests of what lies there,
+    in place of a model that is made on demand its recipe;
     code from outside Trimtab (methods, a reward function, a runner) counts with its source.
     """
     table = cast("dict[str, Json]", config.model_dump(mode="json"))
@@ -34,7 +36,9 @@ def key(config: RunConfig, runner: str, options: dict[str, Json], numerics: int 
         for part in path[:-1]:
             node = cast("dict[str, Json]", node[part])
         node.pop(path[-1], None)
-    table["model"] = _tree(str(model_folder(config.model)))
+    recipe = warm.recipe(config.model, options)
+    table["model"] = _tree(str(model_folder(config.model))) if recipe is None else recipe.model_dump(mode="json")
+    options = {name: value for name, value in options.items() if name != warm.RECIPES}
     learner, task = cast("dict[str, Json]", table["learner"]), cast("dict[str, Json]", table["task"])
     if config.learner.reference is not None:
         learner["reference"] = _tree(str(model_folder(config.learner.reference)))
