@@ -58,7 +58,7 @@ class OPOB(Method):
     source = "VCPO (arXiv 2602.17616) section 3.3, Eq. 7; weighting exact, scope batch, norms: our reading; repo: released code"
     summary = "off-policy optimal baseline per group from per-sequence gradient norms"
     formula = "b* = sum W R / sum W, W = w^2 |grad log pi|^2"
-    cost = "per-sequence norms: 0.05 to 0.2 of a step (docs/vcpo.md); a first pass for them where a group or the batch is split"
+    cost = "exact norms 0.05 to 0.4 of a step, estimated ones up to 0.1 (docs/vcpo.md); a first pass where a group or the batch is split"
     fails = (
         "On rewards in {0, 1} failures have by far the larger norms late in training, so b* drifts to 0 and only successes are imitated."
     )
