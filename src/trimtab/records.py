@@ -82,7 +82,7 @@ class Segment:
     turn: I16
     sampling: Sampling
     incarnation: int = 0
-    reward: F32 | None = None  # step-level, on action tokens
+    reward: F32 | None = None  # step-level: 0 off the action mask, sums to the reward of the rollout
     kept: Kept | None = None
 
     def __post_init__(self) -> None:
