@@ -63,7 +63,7 @@ def plan(loaded: Loaded, seeds: int | None = None, *, smoke: bool = False) -> li
         for cell, n in cells:
             if seed < n:
                 config = loaded.config(cell, seed, smoke=smoke)
-                jobs.append(Job(cell, seed, keys.key(config, e.runner, dict(e.options)), config))
+                jobs.append(Job(cell, seed, keys.key(config, e.runner, e.runner_options(smoke=smoke)), config))
     return jobs
 
 
@@ -98,7 +98,7 @@ def run(
         for job in wanted:
             store.drop(job.key)
     e = loaded.experiment
-    state = schedule.run(wanted, store, e.runner, e.options, 1 if e.alone else at_once, budget_s, display)
+    state = schedule.run(wanted, store, e.runner, e.runner_options(smoke=smoke), 1 if e.alone else at_once, budget_s, display)
     return collect(loaded, jobs, store, smoke=smoke, state=state)
 
 

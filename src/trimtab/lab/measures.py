@@ -5,6 +5,7 @@ A window is the mean of a metric over consecutive batches, and stands at the las
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
@@ -37,9 +38,24 @@ class _Stretch(OfMetric):
 
     first: int = 0
     end: int | None = None
+    sampled: bool = Field(False, description="count batches from the first of rollouts that the trained policy sampled: batch ``lag``")
 
     def values(self, run: Run) -> F64:
-        return run.column(self.metric)[self.first : self.end]
+        return run.column(self.metric)[self._skipped(run) :][self.first : self.end]
+
+    def begin(self, run: Run) -> int:
+        """Place in the run's batches of the first one of the stretch."""
+        skipped = self._skipped(run)
+        return skipped + slice(self.first, self.end).indices(len(run.metrics) - skipped)[0]
+
+    def _skipped(self, run: Run) -> int:
+        return min(lag(run), len(run.metrics)) if self.sampled else 0
+
+
+def lag(run: Run) -> int:
+    """Lockstep's lag of a run; 0 in other runtimes."""
+    found = tomllib.loads(run.config).get("runtime", {}).get("lag", 0)
+    return int(found)
 
 
 class _Windows(_Stretch):
@@ -188,8 +204,7 @@ class Crosses(_Named, _Threshold):
         places = np.flatnonzero(self.beyond(w, scale))
         if not len(places):
             return None
-        begin, _, _ = slice(self.first, self.end).indices(len(run.metrics))
-        return begin + int(places[0]) + self.window - 1
+        return self.begin(run) + int(places[0]) + self.window - 1
 
     def _median(self, before: F64) -> float:
         """Of the batches before a window; what is 0 or unknown does not count."""

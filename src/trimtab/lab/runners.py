@@ -14,9 +14,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
 
+from trimtab.config.load import validate
 from trimtab.config.run import RunConfig
+from trimtab.lab import warm
+from trimtab.lab.spec import merge
 from trimtab.records import Json, TrimtabError
+from trimtab.report.summary import Summary
 from trimtab.store.durable import write_atomic
+from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
 
@@ -25,6 +30,7 @@ VALUES = "values.json"
 # Name in experiment files -> module:function. Yours need no place here: write module:function in the file.
 RUNNERS: Mapping[str, str] = {
     "train": "trimtab.lab.runners:train",
+    "switch": "trimtab.lab.runners:switch",
 }
 
 
@@ -63,12 +69,47 @@ def train(work: Work, tell: Callable[[int], None]) -> None:
     """An ordinary run, without what nobody will look at: rollouts, timeline, checkpoints on the way, report."""
     from trimtab.runtime.run import start
 
-    lean = {
-        "store": work.config.store.model_copy(update={"every": 10**9, "rollouts": False}),
-        "telemetry": work.config.telemetry.model_copy(update={"timeline": False, "tensorboard": False}),
-        "learner": work.config.learner.model_copy(update={"keep_refused": False}),
+    _whole(start(_lean(_warm(work)), work.folder, _Told(tell), report=False))
+
+
+def _warm(work: Work) -> RunConfig:
+    """The configuration with the model that is made on demand, if it names one."""
+    recipe = warm.recipe(work.config.model, work.options)
+    if recipe is None:
+        return work.config
+    folder, seconds = warm.made(recipe, work.folder.parents[1] / warm.FOLDER)  # the laboratory's folder
+    work.leave({"warm_s": seconds})
+    return work.config.model_copy(update={"model": str(folder)})
+
+
+def switch(work: Work, tell: Callable[[int], None]) -> None:
+    """A run whose configuration changes in the middle: weights, moments and what methods remember are kept.
+
+    The pipeline is filled anew at the switch, by the policy that stands there, so that the first batches after it are fresher.
+    ``options.before``: overrides of the first phase, ``learner.batches`` among them; the cell's configuration is that of the second.
+    """
+    from trimtab.runtime.run import resume
+
+    before = work.options.get("before")
+    if not isinstance(before, dict):
+        raise TrimtabError.field("options.before", before, "give a table: what is different in the first phase")
+    first = validate(merge(work.config.model_dump(mode="json"), before))
+    train(Work(first, {}, work.folder), tell)
+    written = json.dumps(_lean(work.config).model_dump(mode="json"), indent=1) + "\n"
+    write_atomic(RunFolder.open(work.folder).config_json, written.encode())
+    _whole(resume(work.folder, [], _Told(tell), report=False))
+
+
+def _lean(config: RunConfig) -> RunConfig:
+    lean: dict[str, object] = {
+        "store": config.store.model_copy(update={"every": 10**9, "rollouts": False}),
+        "telemetry": config.telemetry.model_copy(update={"timeline": False, "tensorboard": False}),
+        "learner": config.learner.model_copy(update={"keep_refused": False}),
     }
-    summary = start(work.config.model_copy(update=lean), work.folder, _Told(tell), report=False)
+    return config.model_copy(update=lean)
+
+
+def _whole(summary: Summary) -> None:
     if summary.status == "interrupted":
         raise TrimtabError("the run was interrupted; run the experiment again to go on")
 

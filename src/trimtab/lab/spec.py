@@ -95,6 +95,7 @@ class Experiment(Options):
     checks: tuple[Check, ...] = Field(min_length=1)
     references: tuple[Reference, ...] = ()
     smoke: Table = Field(default_factory=lambda: dict(SMOKE), description="overrides of every cell of a smoke run")
+    smoke_options: dict[str, JsonValue] = Field(default_factory=dict, description="of the runner, in a smoke run")
 
     @field_validator("arms")
     @classmethod
@@ -164,6 +165,9 @@ class Experiment(Options):
                     out.append(CellName(name, at, self.label(name)))
         return list({cell.arm: cell for cell in out}.values()) if smoke else out
 
+    def runner_options(self, *, smoke: bool = False) -> dict[str, Json]:
+        return merge(self.options, self.smoke_options) if smoke else dict(self.options)
+
     def label(self, arm: str) -> str:
         return self.arms[arm].label or arm
 
@@ -195,7 +199,7 @@ class Experiment(Options):
 
 
 def merge(table: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
-    """Tables into tables, key by key; lists and values replace. Another ``kind`` starts its table anew.
+    """Tables into tables, key by key; lists and values replace. Another ``kind`` or ``name`` (of a task) starts its table anew.
 
     ``methods``, a list, takes a table as well: ``methods.seq_tis.c = 2.0`` changes an option of that method where it stands, or
     adds the method (which replaces a bundle's own).
@@ -206,7 +210,7 @@ def merge(table: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, J
         if key == "methods" and isinstance(new, dict):
             out[key] = _methods(old if isinstance(old, list) else [], new)
         elif isinstance(old, dict) and isinstance(new, dict):
-            other = "kind" in new and "kind" in old and new["kind"] != old["kind"]
+            other = any(k in new and k in old and new[k] != old[k] for k in ("kind", "name"))
             out[key] = dict(new) if other else merge(old, new)
         else:
             out[key] = new

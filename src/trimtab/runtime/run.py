@@ -75,7 +75,7 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
             parts.sampler.close()
 
 
-def resume(path: Path, overrides: Sequence[str], observer: Observer) -> Summary:
+def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: bool = True) -> Summary:
     """Go on from the newest checkpoint that verifies; overrides are limited to what may change."""
     folder = RunFolder.open(path)
     with folder:
@@ -88,7 +88,7 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer) -> Summary:
             if point is not None:
                 session.restore(point.number, point.parts)
             _write_config(folder, config)
-            return _drive(session, parts, None if point is None else point.parts)
+            return _drive(session, parts, None if point is None else point.parts, report=report)
         finally:
             parts.sampler.close()
 

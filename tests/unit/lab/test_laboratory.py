@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
@@ -17,7 +18,7 @@ from trimtab.lab import laboratory, output, schedule
 from trimtab.lab.load import load, shipped
 from trimtab.lab.runners import Work, runner
 from trimtab.lab.store import Meta, Store
-from trimtab.records import TrimtabError
+from trimtab.records import Json, TrimtabError
 
 
 @pytest.fixture(autouse=True)
@@ -204,3 +205,31 @@ def test_a_copy_with_one_switch_changed(tmp_path: Path, monkeypatch: pytest.Monk
         cli.copy("ablation", Path("collapse.toml"))
     with pytest.raises(TrimtabError, match=r"make them with `trimtab lab run mine\.toml`"):
         cli.show("mine.toml", Path("lab"), as_json=False)
+
+
+@pytest.mark.slow
+def test_a_switch_goes_on_from_the_same_weights(tmp_path: Path) -> None:
+    lockstep = {"kind": "lockstep", "lag": 1}
+    whole = runs.config(tmp_path, ["vcpo"], runtime=lockstep, learner={"batches": 4})
+    tables: list[list[dict[str, Json]]] = []
+    for name, before in (("same", {"learner": {"batches": 2}}), ("other", {"learner": {"batches": 2, "optimizer": {"lr": 0.05}}})):
+        (tmp_path / name).mkdir()
+        told: list[int] = []
+        runner("switch")(Work(whole, {"before": before}, tmp_path / name), told.append)
+        assert told == [1, 2, 3, 4]
+        assert json.loads((tmp_path / name / "config.json").read_text())["learner"]["optimizer"]["lr"] == whole.learner.optimizer.lr
+        tables.append(runs.lines(tmp_path / name / "metrics.jsonl"))
+    runs.train(whole, tmp_path / "whole")
+    learned = [_without_pool(rows) for rows in (*tables, runs.lines(tmp_path / "whole" / "metrics.jsonl"))]
+    assert learned[0][:2] == learned[2][:2]
+    assert learned[0][:1] != learned[1][:1]
+    rates = [[m["step/lr"] for m in rows] for rows in learned]
+    assert rates == [[runs.LR] * 4, [0.05, 0.05, runs.LR, runs.LR], [runs.LR] * 4]
+    assert [m["age/max"] for m in learned[0]] == [0.0, 1.0, 0.0, 1.0]  # the pipeline is filled anew
+    with pytest.raises(TrimtabError, match=r"options\.before"):
+        runner("switch")(Work(whole, {}, tmp_path / "none"), told.append)
+
+
+def _without_pool(rows: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """Metrics of learning: what waits and runs depends on how many batches are planned."""
+    return [{k: v for k, v in cast("dict[str, Json]", row["metrics"]).items() if not k.startswith("pool/")} for row in rows]

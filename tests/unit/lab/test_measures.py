@@ -112,3 +112,15 @@ def test_what_a_runner_left() -> None:
     left = m.CellRun(r.label, r.metrics, [], [], [], [], None, "", {}, values_left={"rate": 2.5})
     assert m.Value(kind="value", key="rate").of(left) == 2.5
     assert math.isnan(m.Value(kind="value", key="other").of(left))
+
+
+def test_batches_counted_from_when_they_were_sampled() -> None:
+    """At lag 2 the trained policy's own rollouts begin with batch 2."""
+    r = run({A: [0.0, 0.0, 0.2, 0.4, 0.6, 0.8]}, lag=2)
+    assert m.lag(r) == 2
+    assert m.Mean(kind="mean", metric=A, sampled=True, first=1, end=3).of(r) == pytest.approx(0.5)
+    assert m.Crosses(kind="crosses", metric=A, sampled=True, first=1, above=0.5).of(r) == 4
+    assert m.Crosses(kind="crosses", metric=A, sampled=True, first=-2, above=0.7).of(r) == 5
+    short = run({A: [0.5]}, lag=2)
+    assert math.isnan(m.Mean(kind="mean", metric=A, sampled=True).of(short))
+    assert m.Mean(kind="mean", metric=A, sampled=True).of(run({A: [0.5]})) == 0.5
