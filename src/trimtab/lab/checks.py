@@ -95,7 +95,8 @@ class Check(Options):
         if self.over == "mean":
             text = f"{name}: {pairs[0][0]:.3g} {sign if holds else 'is not ' + sign} {pairs[0][1]:.3g}"
         else:
-            text = f"{name}: {sum(good)} of {len(good)} seeds {sign} {' '.join(f'{y:.3g}' for _, y in pairs)}"
+            told = ", ".join(f"{x:.3g} {sign if ok else 'is not ' + sign} {y:.3g}" for (x, y), ok in zip(pairs, good, strict=True))
+            text = f"{name}: {sum(good)} of {len(good)} seeds, {told}"
         return _Compared(text, holds)
 
     def _limits(self, arm: str, at: At, results: Results, seeds: Sequence[int]) -> Mapping[int, float]:

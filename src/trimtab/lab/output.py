@@ -116,7 +116,7 @@ def _cell(found: Found, cell: str, measure: str) -> Cell:
         mean, low, high = (f"{value:.{m.digits}f}" for value in (sum(x) / len(x), min(x), max(x)))
         text = mean + (f" ({low}–{high})" if len(x) > 1 else "") + (f", {len(x)} of {run} seeds" if len(x) < run else "")
     elif run:
-        text = "never" if m.kind in ("crosses", "alarm") else "none"
+        text = "never" if m.kind in ("crosses", "alarm") else "–"
     theirs = [r.values[measure][cell] for r in found.loaded.experiment.references if cell in r.values.get(measure, {})]
     if not theirs:
         return Cell(text)

@@ -10,10 +10,12 @@ from typing import cast
 
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from support import laboratory as small
 from support import runs
 from trimtab.cli import lab as cli
+from trimtab.cli.main import app
 from trimtab.lab import laboratory, output, schedule
 from trimtab.lab.load import load, shipped
 from trimtab.lab.runners import Work, runner
@@ -233,3 +235,12 @@ def test_a_switch_goes_on_from_the_same_weights(tmp_path: Path) -> None:
 def _without_pool(rows: list[dict[str, Json]]) -> list[dict[str, Json]]:
     """Metrics of learning: what waits and runs depends on how many batches are planned."""
     return [{k: v for k, v in cast("dict[str, Json]", row["metrics"]).items() if not k.startswith("pool/")} for row in rows]
+
+
+def test_the_command(tmp_path: Path) -> None:
+    shown = CliRunner().invoke(app, ["lab", "list", "--markdown", "--lab", str(tmp_path)])
+    assert shown.exit_code == 0
+    assert [line.split(" | ")[0].strip("| ") for line in shown.output.splitlines()[2:]] == shipped()
+    asked = CliRunner().invoke(app, ["lab", "show", "collapse", "--lab", str(tmp_path)])
+    assert isinstance(asked.exception, TrimtabError)
+    assert "trimtab lab run collapse" in str(asked.exception)
