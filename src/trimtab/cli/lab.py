@@ -19,7 +19,7 @@ from trimtab.lab.schedule import Job, State
 from trimtab.lab.store import Meta
 from trimtab.records import TrimtabError
 
-EXIT_DONE, EXIT_BROKEN = 0, 1
+EXIT_DONE, EXIT_BROKEN, EXIT_INTERRUPTED = 0, 1, 130
 
 
 def list_experiments(root: Path, markdown: bool) -> None:
@@ -53,8 +53,12 @@ def run_experiment(
 ) -> int:
     """Run what is missing, write the page, say the verdict; the exit code."""
     loaded = load(source)
-    with Watch(source, jobs) as watch:
-        found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
+    try:
+        with Watch(source, jobs) as watch:
+            found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
+    except KeyboardInterrupt:
+        print("interrupted: runs that ended are kept, the same command goes on")
+        return EXIT_INTERRUPTED
     page = output.write(found, folder(root, loaded.name, smoke=smoke), seeds)
     why = output.provisional(found)
     for f in () if smoke else found.findings:
