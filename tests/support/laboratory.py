@@ -89,7 +89,11 @@ def experiment(folder: Path, text: str = EXPERIMENT, name: str = "mine") -> Path
 
 
 def run(
-    columns: Mapping[str, Sequence[float | None]], *, summary: Summary | None = None, events: Sequence[tuple[str, int]] = ()
+    columns: Mapping[str, Sequence[float | None]],
+    *,
+    summary: Summary | None = None,
+    events: Sequence[tuple[str, int]] = (),
+    lag: int | None = None,
 ) -> CellRun:
     """A run with these metrics; None where a batch lacks one. A batch takes half a second."""
     n = max(len(c) for c in columns.values())
@@ -98,7 +102,8 @@ def run(
         metrics: dict[str, Json] = {name: x for name, column in columns.items() if i < len(column) and (x := column[i]) is not None}
         rows.append({"batch": i, "time": (i + 1) / 2, "metrics": metrics})
     told: list[dict[str, Json]] = [{"name": name, "batch": batch} for name, batch in events]
-    return CellRun("run", rows, told, [], [], [], summary, "", {})
+    config = "" if lag is None else f'[runtime]\nkind = "lockstep"\nlag = {lag}\n'
+    return CellRun("run", rows, told, [], [], [], summary, config, {})
 
 
 class Watching:
