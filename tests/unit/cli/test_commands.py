@@ -81,10 +81,12 @@ def test_sync_is_lockstep_at_lag_zero(finished: Finished, monkeypatch: pytest.Mo
     monkeypatch.chdir(finished.home)
     assert cli("train", "tiny.toml", "--sync", "name=sync", "learner.batches=2").code == 0
     assert summary(finished.home / "runs" / "sync")["max_age"] == 0
-    assert json.loads((finished.home / "runs" / "sync" / "config.json").read_text())["runtime"] == {
+    runtime = json.loads((finished.home / "runs" / "sync" / "config.json").read_text())["runtime"]
+    assert {key: runtime[key] for key in ("kind", "lag", "swap_every", "surplus")} == {
         "kind": "lockstep",
         "lag": 0,
         "swap_every": 0,
+        "surplus": 0.0,
     }
 
 
@@ -303,7 +305,7 @@ def test_methods_for_people() -> None:
 def test_config_show_is_a_file_that_says_the_same(home: Path, tmp_path: Path) -> None:
     shown = cli("config", "show", home / "tiny.toml", "runtime.lag=1")
     assert shown.code == 0
-    assert tomllib.loads(shown.out)["runtime"] == {"kind": "lockstep", "lag": 1, "swap_every": 0}
+    assert tomllib.loads(shown.out)["runtime"] == {"kind": "lockstep", "lag": 1, "swap_every": 0, "surplus": 0.0}
     (tmp_path / "shown.toml").write_text(shown.out)
     assert cli("config", "show", tmp_path / "shown.toml").out == shown.out
     said = cli("config", "show", home / "tiny.toml", 'methods=["seq_tis"]').out
