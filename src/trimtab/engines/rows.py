@@ -45,9 +45,11 @@ class Rows:
         self.uniform = np.zeros((slots, 64))  # one a token
         self.tokens = np.zeros((slots, 64), np.int32)
         self.logp = np.zeros((slots, 64))
+        self.speed = np.ones(slots)  # tokens a step, at most 1 (below: an engine that plays a slower one)
+        self.ahead = np.zeros(slots)  # share of the next token that earlier steps have brought
         self._index = np.arange(slots)
 
-    def start(self, row: int, request: Request, uniform: F64, version: int, incarnation: int) -> None:
+    def start(self, row: int, request: Request, uniform: F64, version: int, incarnation: int, speed: float = 1.0) -> None:
         """Put a request at ``row``; its last prompt token is the first input."""
         self._widen(request.max_new_tokens, len(request.stop_ids))
         self.running[row] = Running(request, incarnation, time.time(), [(0, version)])
@@ -61,6 +63,7 @@ class Rows:
         self.stop[row] = _NO_TOKEN
         self.stop[row, : len(request.stop_ids)] = request.stop_ids
         self.uniform[row, : len(uniform)] = uniform
+        self.speed[row], self.ahead[row] = speed, 0.0
 
     def _widen(self, tokens: int, stops: int) -> None:
         if tokens > self.tokens.shape[1]:
@@ -74,7 +77,8 @@ class Rows:
         self.n -= 1
         last = self.n
         for column in (
-            self.last, self.position, self.made, self.limit, self.temperature, self.stop, self.uniform, self.tokens, self.logp
+            self.last, self.position, self.made, self.limit, self.temperature, self.stop, self.uniform, self.tokens, self.logp,
+            self.speed, self.ahead,
         ):  # fmt: skip
             column[into] = column[last]
         self.running[into] = self.running[last]
@@ -109,25 +113,32 @@ class Rows:
             if running is not None:
                 running.versions.append((int(made), version))
 
-    def record_kept(self, kept_NxV: npt.NDArray[np.bool_]) -> None:
-        """Append one kept set to every row whose distribution is cut."""
-        for running, kept in zip(self.running, kept_NxV, strict=False):
-            if running is not None and running.request.sampling.cut:
-                running.kept.append(np.flatnonzero(kept).astype(np.int32))
+    def due(self) -> npt.NDArray[np.int64]:
+        """The rows that take the token of this step: all, where none is slow. Call it once a step."""
+        ahead = self.ahead[: self.n]
+        ahead += self.speed[: self.n]
+        due = np.flatnonzero(ahead >= 1.0 - 1e-9)
+        ahead[due] -= 1.0
+        return due
 
-    def record(self, tokens: npt.NDArray[np.int64], logp: npt.NDArray[np.floating]) -> npt.NDArray[np.int64]:
-        """Append one token a row; returns the rows that it finishes."""
-        n = self.n
-        made = self.made[:n]
-        at = (self._index[:n], made)
-        self.tokens[at], self.logp[at] = tokens, logp
-        self.last[:n] = tokens
-        self.position[:n] += 1
-        made += 1
-        finished = made >= self.limit[:n]
+    def record_kept(self, kept_NxV: npt.NDArray[np.bool_], due: npt.NDArray[np.int64]) -> None:
+        """Append one kept set to every due row whose distribution is cut."""
+        for row in due:
+            running = self.running[row]
+            if running is not None and running.request.sampling.cut:
+                running.kept.append(np.flatnonzero(kept_NxV[row]).astype(np.int32))
+
+    def record(self, tokens: npt.NDArray[np.int64], logp: npt.NDArray[np.floating], due: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Append one token to every due row; returns the rows that it finishes."""
+        at = (due, self.made[due])
+        self.tokens[at], self.logp[at] = tokens[due], logp[due]
+        self.last[due] = tokens[due]
+        self.position[due] += 1
+        self.made[due] += 1
+        finished = self.made[due] >= self.limit[due]
         for stop in self.stop.T:
-            finished |= stop[:n] == tokens
-        return np.flatnonzero(finished)
+            finished |= stop[due] == tokens[due]
+        return due[finished]
 
     def sequence(self, row: int) -> I32:
         """The tokens whose keys are in the cache: prompt and response without the last token."""

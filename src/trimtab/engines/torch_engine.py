@@ -25,7 +25,7 @@ from trimtab.engines import kv
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.forgetting import Phi, forgetting
 from trimtab.engines.forward import Forward
-from trimtab.engines.options import TorchEngineOptions
+from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
 from trimtab.engines.protocol import Completion, Request
 from trimtab.engines.rows import Rows, kept_sets
 from trimtab.engines.scoring import said, score
@@ -49,6 +49,7 @@ class TorchEngine:
         self, policy: Policy, options: TorchEngineOptions, version: int = 0, incarnation: int = 0, rescore: Phi | None = None
     ) -> None:
         self.options, self._rescore = options, rescore
+        self._speed = options.speed if isinstance(options, LatencyEngineOptions) else lambda key: 1.0
         self._device = torch.device(options.device)
         model = copy.deepcopy(policy.model).eval().requires_grad_(False).to(self._device)
         dtype = getattr(torch, options.dtype)
@@ -135,11 +136,14 @@ class TorchEngine:
         rows = self._rows
         if rows.n == 0:
             return []
-        tokens, logp = self._decode()
-        return [rows.finish(row, self._eos_ids) for row in rows.record(tokens, logp)]
+        due = rows.due()
+        if not len(due):
+            return []
+        tokens, logp = self._decode(due)
+        return [rows.finish(row, self._eos_ids) for row in rows.record(tokens, logp, due).tolist()]
 
-    def _decode(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
-        """One token a row and its log-prob."""
+    def _decode(self, due: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.floating]]:
+        """One token a row and its log-prob; what rows say that are not due is not kept."""
         rows, n = self._rows, self._rows.n
         position_n = rows.position[:n]
         decode = kv.Decode(self._cache, position_n)
@@ -154,7 +158,7 @@ class TorchEngine:
         logp_NxV = log_probs(z_NxV, kept_NxV)
         tokens = sample(logp_NxV, self._tensor(rows.draws()))
         if kept_NxV is not None:
-            rows.record_kept(kept_NxV.cpu().numpy())
+            rows.record_kept(kept_NxV.cpu().numpy(), due)
         return tokens.cpu().numpy(), logp_NxV.gather(-1, tokens[:, None])[:, 0].cpu().numpy()
 
     def _tensor(self, column: npt.NDArray[np.generic]) -> Tensor:
@@ -168,7 +172,7 @@ class TorchEngine:
         for row, ready in zip(free, starting, strict=False):
             if ready.keys is not None:
                 self._cache.put(row, ready.keys)
-            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation)
+            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation, self._speed(ready.request.key))
         for row in reversed([row for row in free[len(starting) :] if row < in_use]):
             # From the highest hole down, the last row is the hole itself or a running one.
             self._cache.move(rows.n - 1, row, int(rows.position[rows.n - 1]))

@@ -92,7 +92,7 @@ def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOpti
         from trimtab.engines.torch_engine import TorchEngine
 
         engine = TorchEngine(policy, options, rescore=rescore)
-        return LatencyEngine(engine, options.step_s) if isinstance(options, LatencyEngineOptions) else engine
+        return LatencyEngine(engine, options) if isinstance(options, LatencyEngineOptions) else engine
     from trimtab.engines.scripted import ScriptedEngine
 
     return ScriptedEngine(options, rescore=rescore is not None)

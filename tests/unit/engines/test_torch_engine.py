@@ -80,9 +80,9 @@ def test_log_probs_equal_a_full_forward_of_transformers(
     exact: list[dict[int, float]] = []  # what the engine computed, before it is recorded as float32
     record = Rows.record
 
-    def spy(rows: Rows, tokens: np.ndarray, logp: np.ndarray) -> np.ndarray:
+    def spy(rows: Rows, tokens: np.ndarray, logp: np.ndarray, due: np.ndarray) -> np.ndarray:
         exact.append({running.request.id: float(v) for running, v in zip(rows.running, logp, strict=False) if running is not None})
-        return record(rows, tokens, logp)
+        return record(rows, tokens, logp, due)
 
     monkeypatch.setattr(Rows, "record", spy)
     batch = requests(20)

@@ -1,0 +1,131 @@
+"""From a real run folder to a :class:`Measured` model, and to the figures that the model has to agree with.
+
+Everything comes from files that telemetry writes anyway: ``metrics.jsonl`` (learner, publications, samplers) and ``rollouts/`` (when
+each rollout was started, finished and verified).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import ceil
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+
+from trimtab import keyed
+from trimtab.config.load import read_resolved, validate
+from trimtab.engines.options import EngineOptions, LatencyEngineOptions
+from trimtab.records import Group, Json, Rollout, Slot, TrimtabError
+from trimtab.report import runfiles
+from trimtab.report.runfiles import Row, number, pair
+from trimtab.sim.figures import BatchFacts, Figures, figures
+from trimtab.sim.model import Measured, Member, Step
+from trimtab.store import rollout_log
+from trimtab.telemetry.names import TIME_SHARES
+
+WARM = 10  # first batches left out: processes start, caches fill, nothing is old yet
+AFTER = ("time/log", "time/checkpoint", "time/eval")  # of the learner, behind the publication; so is most of what has no name
+_NOT_TRAINING = ("time/wait", "time/publish", "time/start", "time/other", *AFTER)
+
+
+def fit(folder: Path, warm: int = WARM) -> Measured:
+    """Groups and steps of a run of the local runtime, without those of the first ``warm`` batches.
+
+    The time of a decode step is that of a rollout in its slot over its steps. What publications took from the samplers is taken out of
+    it, in proportion, since the model adds it where it falls. Groups that were let go are in no rollout log: where selection drops many
+    of one kind, the fit lacks them.
+
+    Raises:
+        TrimtabError: the run has no rollout log (``store.rollouts``), or is too short.
+    """
+    engine = _engine(folder)
+    rows = _rows(folder, warm)
+    stolen = sum(_of(row, "publish/stage") + _of(row, "publish/pause") for row in rows)
+    busy = sum(_pair(row, "sampler/busy")[0] for row in rows)
+    first = number(rows[0].get("batch")) or 0.0
+    logged = [g for entry in rollout_log.read(folder / "rollouts") if entry.batch >= first for g in entry.groups]
+    timed = [(g, r) for g in logged for r in g.rollouts if 0 < r.timing.started <= r.timing.finished <= r.timing.verified]
+    if not timed:
+        raise TrimtabError.field("run folder", str(folder), "it has no rollouts after the warm-up; run with store.rollouts = true")
+    steps = np.array([_steps(engine, g, r) for g, r in timed])
+    seconds = np.array([r.timing.finished - r.timing.started for _, r in timed])
+    factor = 1.0 - min(0.9, stolen / busy) if busy else 1.0
+    groups: dict[Slot, list[Member]] = {}
+    for (g, r), n in zip(timed, steps.tolist(), strict=True):
+        groups.setdefault(g.slot, []).append(Member(r.actions, n, 0.0, r.timing.verified - r.timing.finished, r.score))
+    return Measured(
+        {slot: tuple(members) for slot, members in groups.items()},
+        np.repeat(factor * seconds / steps, steps),
+        {round(number(row.get("batch")) or 0.0): _step(row) for row in rows},
+    )
+
+
+def _engine(folder: Path) -> EngineOptions:
+    engine = validate(read_resolved(folder / "config.json")).engine
+    if isinstance(engine, LatencyEngineOptions) and engine.rollout_s is not None:
+        raise TrimtabError.field("engine.rollout_s", engine.rollout_s, "rollouts that are held back do not tell how long a step takes")
+    return engine
+
+
+def _steps(engine: EngineOptions, group: Group, rollout: Rollout) -> int:
+    """Decode steps in which it held its slot."""
+    if not isinstance(engine, LatencyEngineOptions):
+        return rollout.actions
+    slot = group.slot
+    key = keyed.stream(group.seed, slot.epoch, slot.index, group.attempt, rollout.member)
+    return ceil(rollout.actions / engine.speed(key) - 1e-9)
+
+
+def measured(folder: Path, warm: int = WARM) -> Figures:
+    """What the run was like."""
+    rows = _rows(folder, 0)
+    return figures([_facts(row) for row in rows], warm)
+
+
+def _rows(folder: Path, warm: int) -> list[Row]:
+    rows = runfiles.load(folder, folder.name).metrics
+    if len(rows) <= warm:
+        raise TrimtabError.field("run folder", str(folder), f"it has {len(rows)} batches and the first {warm} are left out; train longer")
+    return rows[warm:]
+
+
+def _step(row: Row) -> Step:
+    train = sum(_of(row, name) for name in TIME_SHARES if name not in _NOT_TRAINING)
+    after = sum(_of(row, name) for name in (*AFTER, "time/other"))
+    return Step(
+        train, _of(row, "time/publish"), after, _of(row, "publish/stage"), _of(row, "publish/pause"), row.get("applied") is not False
+    )
+
+
+def _facts(row: Row) -> BatchFacts:
+    age, tokens = _pair(row, "age/mean")
+    let_go, _ = _pair(row, "pool/let_go")
+    busy, _ = _pair(row, "sampler/busy")
+    idle, _ = _pair(row, "sampler/idle")
+    groups = _pair(row, "groups/mixed")[1]
+    return BatchFacts(
+        end_s=number(row.get("time")) or 0.0,
+        wait_s=_of(row, "time/wait"),
+        tokens=round(tokens),
+        age=age,
+        generation=_pair(row, "age/generation")[0],
+        busy_s=busy,
+        idle_s=idle,
+        trained=round(groups),
+        let_go=round(let_go),
+        waiting=round(_of(row, "pool/waiting")),
+    )
+
+
+def _metrics(row: Row) -> Mapping[str, object]:
+    found = row.get("metrics")
+    return found if isinstance(found, dict) else {}
+
+
+def _pair(row: Row, name: str) -> tuple[float, float]:
+    return pair(cast(Json, _metrics(row).get(name))) or (0.0, 0.0)
+
+
+def _of(row: Row, name: str) -> float:
+    return _pair(row, name)[0]

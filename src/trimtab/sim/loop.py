@@ -1,0 +1,173 @@
+"""The asynchronous loop as a discrete-event model: the real pool, admission, order and selector; modelled times.
+
+::
+
+    samplers ── deliver ──▶ Pool ── form ──▶ learner: train, consumed, publish, after ──▶ samplers stage, then swap
+        ▲                    │
+        └────── admit ◀──────┘   when a group comes back, a version is published or committed, a batch is asked for or formed
+
+Nothing that decides is written again here: who is admitted, what is dropped, which groups form a batch is :mod:`trimtab.pool` and the
+methods of the configuration. Simulated are clocks. Scores come from the model of times, not from a policy: it tells ages, waits and rates,
+never accuracies. Equal seeds give equal runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import simpy
+
+from trimtab.config.run import LocalOptions, RunConfig
+from trimtab.pool.pool import Pool
+from trimtab.pool.results import Fate, Finished, Formed, Ticket
+from trimtab.records import Group, TrimtabError
+from trimtab.runtime.build import make_pool
+from trimtab.sim.figures import BatchFacts, Figures, figures
+from trimtab.sim.model import Model, Step
+from trimtab.sim.sampler import Process, Sampler
+
+PROMPTS = 100_000  # rows of the simulated task, unless said otherwise
+TURN_S = 0.005  # the controller shares an interpreter with the learner: it has its turn within a switch interval
+
+
+@dataclass(frozen=True, slots=True)
+class Simulated:
+    """A run: its batches, and what became of every slot that was admitted."""
+
+    batches: tuple[BatchFacts, ...]
+    slots: Mapping[str, int]  # by state
+
+    def figures(self, warm: int) -> Figures:
+        return figures(self.batches, warm)
+
+
+def simulate(config: RunConfig, model: Model, seed: int = 0, until_s: float = float("inf"), prompts: int = PROMPTS) -> Simulated:
+    """A run of the local runtime, to the end of its plan or for ``until_s`` simulated seconds; ``prompts``: rows of its task.
+
+    Raises:
+        TrimtabError: the configuration is of another runtime.
+        StoppedByRule: what the pool says where nothing can go on.
+    """
+    if not isinstance(config.runtime, LocalOptions):
+        raise TrimtabError.field("runtime.kind", config.runtime.kind, "the model has samplers beside a learner; use local")
+    return _Loop(config, config.runtime, model, seed, prompts).run(until_s)
+
+
+class _Loop:
+    def __init__(self, config: RunConfig, runtime: LocalOptions, model: Model, seed: int, prompts: int) -> None:
+        self._config, self._model = config, model
+        chain = config.chain()
+        self._pool: Pool = make_pool(config, chain, prompts)
+        self._env = simpy.Environment()
+        self._groups, self._steps, *of_samplers = (np.random.default_rng([seed, i]) for i in range(2 + runtime.workers))
+        most = config.rollout.held_batches * config.rollout.prompts_per_batch
+        self._samplers = [
+            Sampler(self._env, f"worker-{i}", config.engine.slots, most, model, self._deliver, rng) for i, rng in enumerate(of_samplers)
+        ]
+        self._arrival = self._env.event()
+        self._published: simpy.Event = self._env.event()
+        self._published.succeed()
+        self._let_go = 0
+        self._batches: list[BatchFacts] = []
+
+    def run(self, until_s: float) -> Simulated:
+        self._admit()
+        learner = self._env.process(self._learn())
+        self._env.run(learner if until_s == float("inf") else self._env.any_of([learner, self._env.timeout(until_s)]))
+        return Simulated(tuple(self._batches), dict(self._pool.facts(self._env.now).counts))
+
+    # ------------------------------------------------------------------------------------------------ samplers
+    def _admit(self) -> None:
+        """Turn about, as the controller does."""
+        able = list(self._samplers)
+        while able:
+            for sampler in list(able):
+                ticket = self._pool.admit(sampler.name, sampler.held, self._env.now) if sampler.room > 0 else None
+                if isinstance(ticket, Ticket):
+                    sampler.assign(ticket, self._model.group(self._groups, ticket.slot, self._config.rollout.group_size))
+                else:
+                    able.remove(sampler)
+
+    def _deliver(self, name: str, group: Group) -> None:
+        if self._pool.deliver(name, group).fate is Fate.DROPPED:
+            self._let_go += 1
+        self._admit()
+        if not self._arrival.triggered:
+            self._arrival.succeed()
+
+    # ------------------------------------------------------------------------------------------------ learner
+    def _learn(self) -> Process:
+        version = 0
+        while True:
+            begun = self._env.now
+            self._admit()
+            while not isinstance(formed := self._pool.form(), Formed):
+                if isinstance(formed, Finished):
+                    return
+                self._let_go += len(formed.let_go)
+                self._admit()  # what was let go has left places
+                self._arrival = self._env.event()
+                yield self._arrival
+            waited = self._env.now - begun
+            self._admit()
+            step = self._model.step(self._steps, formed.batch.number)
+            yield self._env.timeout(step.train_s)
+            version += step.applied
+            self._pool.consumed(version)  # the controller hears of it with the publication, or when it is next woken
+            if step.applied:
+                yield self._published
+                yield self._env.timeout(step.publish_s)
+                self._published = self._env.process(self._publish(version, step))
+                self._env.process(self._turn())
+            waiting = self._pool.facts(self._env.now).counts["waiting"]
+            yield self._env.timeout(step.after_s)
+            self._record(formed, waited, waiting)
+
+    def _publish(self, version: int, step: Step) -> Process:
+        """Stage everywhere, then commit everywhere; every sampler answers at a step boundary of its own."""
+        yield self._everywhere(lambda sampler, done: sampler.stage(step.stage_s, done))
+        yield self._everywhere(lambda sampler, done: self._commit(sampler, version, step.pause_s, done))
+
+    def _turn(self) -> Process:
+        yield self._env.timeout(TURN_S)
+        self._admit()
+
+    def _commit(self, sampler: Sampler, version: int, seconds: float, done: Callable[[], None]) -> None:
+        def committed() -> None:
+            done()
+            self._admit()
+
+        sampler.commit(version, seconds, committed)
+
+    def _everywhere(self, ask: Callable[[Sampler, Callable[[], None]], None]) -> simpy.Event:
+        """All have answered."""
+        answers = [self._env.event() for _ in self._samplers]
+        for sampler, answer in zip(self._samplers, answers, strict=True):
+            ask(sampler, partial(_answered, answer))
+        return self._env.all_of(answers)
+
+    def _record(self, formed: Formed, waited: float, waiting: int) -> None:
+        versions = [r.versions().astype(np.int64) for r in formed.batch.rollouts]
+        spent = [sampler.spent() for sampler in self._samplers]
+        self._batches.append(
+            BatchFacts(
+                end_s=self._env.now,
+                wait_s=waited,
+                tokens=sum(len(v) for v in versions),
+                age=float(sum((formed.batch.version - v).sum() for v in versions)),
+                generation=float(sum((v.max() - v).sum() for v in versions)),
+                busy_s=sum(busy for busy, _ in spent),
+                idle_s=sum(idle for _, idle in spent),
+                trained=len(formed.batch.groups),
+                let_go=self._let_go + len(formed.let_go),
+                waiting=waiting,
+            )
+        )
+        self._let_go = 0
+
+
+def _answered(answer: simpy.Event) -> None:
+    answer.succeed()

@@ -1,0 +1,90 @@
+"""From run files to a model: what is read, what is left out, what cannot be read."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from support.rollouts import rollout, segment
+from trimtab import keyed
+from trimtab.config.load import load
+from trimtab.engines.options import LatencyEngineOptions
+from trimtab.records import Group, Json, Slot, Timing, TrimtabError
+from trimtab.sim.fit import fit, measured
+from trimtab.sim.model import Member, Step
+from trimtab.store.rollout_log import RolloutLog
+
+LATENCY = 'engine={kind = "latency", step_s = 0.1, slots = 4}'
+
+
+def run_folder(folder: Path, *overrides: str, batches: int = 4) -> Path:
+    """Batches of one group of two rollouts: 4 tokens in 0.8 s, verified 0.5 s later."""
+    (folder / "config.json").write_text(json.dumps(load("quickstart", [LATENCY, *overrides]).model_dump(mode="json")))
+    (folder / "rollouts").mkdir(exist_ok=True)
+    with (folder / "metrics.jsonl").open("w") as metrics, RolloutLog(folder / "rollouts") as log:
+        for b in range(batches):
+            values: dict[str, Json] = {
+                "time/wait": 1.0, "time/forward": 0.25, "time/backward": 0.5, "time/publish": 0.125,
+                "time/log": 0.0625, "time/other": 0.0625, "publish/stage": 0.1, "publish/pause": 0.1, "sampler/busy": [1.5, 2.0], "sampler/idle": [0.5, 2.0],
+                "age/mean": [12.0, 8.0], "age/generation": [4.0, 8.0], "groups/mixed": [1.0, 1.0],
+                "pool/waiting": 3.0, "pool/let_go": [1.0, 1.0],
+            }  # fmt: skip
+            row = {"batch": b, "version": b + 1, "time": 2.0 * (b + 1), "applied": b != 3, "metrics": values}
+            metrics.write(json.dumps(row) + "\n")
+            rng = np.random.default_rng(b)
+            timing = Timing(started=100.0 + b, finished=100.8 + b, verified=101.3 + b)
+            pair = tuple(replace(rollout(segment(rng, "..aaaa"), member=m, reward=1.0), timing=timing) for m in range(2))
+            group = Group(slot=Slot(0, b), prompt=0, attempt=0, seed=0, task="t", source="", rollouts=pair)
+            log.append(b, b, [group])
+        log.flush()
+    return folder
+
+
+def test_times_of_a_run(tmp_path: Path) -> None:
+    model = fit(run_folder(tmp_path), warm=1)
+    assert sorted(model.groups) == [Slot(0, 1), Slot(0, 2), Slot(0, 3)]
+    for member in model.groups[Slot(0, 2)]:
+        assert member == pytest.approx(Member(4, 4, 0.0, 0.5, 1.0))
+    stolen = 0.2 / 1.5  # of a sampler's busy seconds
+    assert model.decode == pytest.approx(np.full(3 * 2 * 4, 0.2 * (1 - stolen)))
+    assert model.steps[1] == pytest.approx(Step(0.75, 0.125, 0.125, 0.1, 0.1, True))
+    assert not model.steps[3].applied
+    rng = np.random.default_rng(0)
+    assert model.group(rng, Slot(0, 2), 2) == list(model.groups[Slot(0, 2)])
+    assert model.step(rng, 3) is model.steps[3]
+    drawn = replace(model, replay=False)
+    assert {drawn.step(rng, 3).applied for _ in range(20)} == {True, False}
+    assert len(model.group(rng, Slot(9, 9), 5)) == 5  # a slot it has never seen, a larger group
+
+
+def test_figures_of_a_run(tmp_path: Path) -> None:
+    f = measured(run_folder(tmp_path), warm=1)
+    assert (f.batches, f.batches_per_s, f.age, f.generation, f.waiting) == (3, 0.5, 1.5, 0.5, 1.0)
+    assert (f.learner_idle, f.sampler_idle, f.let_go, f.pool) == (0.5, 0.25, 0.5, 3.0)
+
+
+def test_steps_of_slow_rollouts(tmp_path: Path) -> None:
+    """``slowness``: from the rollout's key, as the engine draws it."""
+    model = fit(run_folder(tmp_path, "engine.slowness=1.0"), warm=1)
+    options = LatencyEngineOptions(slowness=1.0)
+    for slot, members in model.groups.items():
+        for i, member in enumerate(members):
+            speed = options.speed(keyed.stream(0, slot.epoch, slot.index, 0, i))
+            assert member.steps == int(np.ceil(4 / speed))
+
+
+def test_what_cannot_be_fitted(tmp_path: Path) -> None:
+    run_folder(tmp_path)
+    with pytest.raises(TrimtabError, match="it has 4 batches and the first 4 are left out; train longer"):
+        fit(tmp_path, warm=4)
+    for file in (tmp_path / "rollouts").iterdir():
+        file.unlink()
+    with pytest.raises(TrimtabError, match=r"run with store\.rollouts = true"):
+        fit(tmp_path, warm=1)
+    run_folder(tmp_path, "engine.rollout_s=0.05")
+    with pytest.raises(TrimtabError, match=r"engine\.rollout_s = 0\.05"):
+        fit(tmp_path, warm=1)
