@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab.lab import figures as spec
-from trimtab.lab.measures import Alarm, CellRun, Crosses, Measure
+from trimtab.lab.measures import Alarm, CellRun, Crosses, Measure, seconds
 from trimtab.lab.results import CellName, Results
 from trimtab.report import style
 from trimtab.report.style import F64
@@ -111,7 +111,8 @@ def _curves(figure: spec.Curves, m: Material) -> Figure | None:
     drawn, axes = style.canvas(n, width=WIDTH, height=top + 0.4 + 1.75 * n, right=right, top=top, hspace=0.5)
     for ax, panel in zip(axes, figure.panels, strict=True):
         _panel(ax, panel, figure, shown, m.looks(cells))
-    axes[-1].set_xlabel("batch" if figure.align is None else f"batches from the {m.title(figure.align)}")
+    batches = "batch" if figure.align is None else f"batches from the {m.title(figure.align)}"
+    axes[-1].set_xlabel("seconds of training" if figure.over == "seconds" else batches)
     style.whole_ticks(axes[-1])
     _head(drawn, figure, note)
     return drawn
@@ -136,7 +137,7 @@ def _panel(
         ax.set_yscale("log")
     ends = []
     for cell, label, placed in shown:
-        x, y = _over_batches(panel, figure, placed)
+        x, y = (_over_seconds if figure.over == "seconds" else _over_batches)(panel, figure, placed)
         known = np.isfinite(y).any(axis=0)
         if not known.any():
             continue
@@ -164,12 +165,8 @@ def _panel(
 
 
 def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
-    """Batches, and one row a run: trailing means (of logarithms where the axis is), NaN where a run has no value."""
-    smoothed = []
-    for run, begin in placed:
-        y = run.column(panel.metric)
-        z = _smooth(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
-        smoothed.append((begin, np.exp(z) if panel.log else z))
+    """Batches, and one row a run: trailing means, NaN where a run has no value."""
+    smoothed = [(begin, _smoothed(panel, figure, run)) for run, begin in placed]
     low, high = min(b for b, _ in smoothed), max(b + len(y) for b, y in smoothed)
     if figure.align is not None:
         low, high = max(low, -figure.before), min(high, figure.after + 1)
@@ -178,6 +175,25 @@ def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Plac
         first, last = max(begin, low), min(begin + len(y), high)
         row[first - low : max(first, last) - low] = y[first - begin : max(first, last) - begin]
     return np.arange(low, high, dtype=np.float64), out
+
+
+def _over_seconds(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
+    """Seconds of training, and one row a run: the last known trailing mean, NaN outside of the run."""
+    ends = [(seconds(run), _smoothed(panel, figure, run)) for run, _ in placed]
+    x = np.linspace(0.0, max(float(t[-1]) for t, _ in ends), POINTS)
+    out = np.full((len(ends), POINTS), np.nan)
+    for row, (t, y) in zip(out, ends, strict=True):
+        last = np.searchsorted(t, x, side="right") - 1
+        inside = (last >= 0) & (x <= t[-1] + (t[-1] / max(1, len(t))))
+        row[inside] = y[last[inside]]
+    return x, out
+
+
+def _smoothed(panel: spec.Panel, figure: spec.Curves, run: CellRun) -> F64:
+    """Trailing means, of logarithms where the axis is logarithmic."""
+    y = run.column(panel.metric)
+    z = _smooth(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
+    return np.exp(z) if panel.log else z
 
 
 def _smooth(y: F64, window: int) -> F64:

@@ -30,7 +30,8 @@ class Panel(OfMetric):
 
 
 class Curves(_Figure):
-    """Metrics over batches in stacked panels: the mean over seeds in one line a cell, the range of seeds around it.
+    """Metrics over batches, or ``over`` seconds of training, in stacked panels: the mean over seeds in one line a cell, their range
+    around it.
 
     ``align``: a measure that is a moment of a run (``crosses`` or ``alarm``); batches are then counted from it, and only runs that
     have it are drawn, by their median.
@@ -38,6 +39,7 @@ class Curves(_Figure):
 
     kind: Literal["curves"]
     panels: tuple[Panel, ...] = Field(min_length=1)
+    over: Literal["batches", "seconds"] = "batches"
     smooth: int = Field(10, ge=1, description="batches of the trailing mean drawn")
     align: str | None = None
     before: int = Field(60, ge=1, description="batches drawn before the moment aligned by")

@@ -10,7 +10,7 @@ from pathlib import Path
 from trimtab.lab import keys, schedule
 from trimtab.lab.checks import Finding, Verdict, verdict
 from trimtab.lab.load import Loaded
-from trimtab.lab.measures import CellRun, measure
+from trimtab.lab.measures import CellRun, compare, measure
 from trimtab.lab.results import Results
 from trimtab.lab.runners import runner
 from trimtab.lab.schedule import Display, Job, State
@@ -113,6 +113,7 @@ def collect(loaded: Loaded, jobs: Sequence[Job], store: Store, *, smoke: bool = 
             run, metas[job.cell.name, job.seed] = store.load(job.key, job.cell.label)
             runs.setdefault(job.cell.name, []).append(run)
             values[job.cell.name, job.seed] = measure(e.measures, run)
+    compare(e.measures, e.cells(smoke=smoke), values)
     results = Results(e.cells(smoke=smoke), list(e.measures), values)
     findings = [check.of(results) for check in e.checks]
     missing = [job for job in jobs if (job.cell.name, job.seed) not in metas]

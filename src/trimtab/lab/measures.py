@@ -6,7 +6,7 @@ A window is the mean of a metric over consecutive batches, and stands at the las
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
@@ -15,10 +15,13 @@ import numpy.typing as npt
 from pydantic import Field, model_validator
 
 from trimtab.lab.options import OfMetric, Options
+from trimtab.lab.results import CellName
 from trimtab.report.runfiles import Run, number
+from trimtab.telemetry.names import TIME_SHARES
 
 F64 = npt.NDArray[np.float64]
 NAN = float("nan")
+_BEFORE = ("time/start", "time/eval", "time/checkpoint", "time/other")  # of the first batch: what came before it
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,13 @@ class _Windows(_Stretch):
     def windows(self, run: Run) -> F64:
         """One entry a batch of the stretch that ends a window: NaN where none of the window's batches has the metric."""
         return trailing(self.values(run), self.window)
+
+
+def seconds(run: Run) -> F64:
+    """At which each batch was done, from the moment training began: start-up and the evaluation before it are left out."""
+    first = {name: run.column(name)[:1] for name in TIME_SHARES if name not in _BEFORE}
+    lap = float(np.nansum(list(first.values())))
+    return run.times - (run.times[0] - lap if lap else 0.0)
 
 
 def trailing(y: F64, window: int) -> F64:
@@ -216,7 +226,7 @@ class Crosses(_Named, _Threshold):
         place = self.at(run)
         if place is None:
             return NAN
-        return float(run.times[place]) if self.unit == "seconds" else float(run.batches[place])
+        return float(seconds(run)[place]) if self.unit == "seconds" else float(run.batches[place])
 
 
 class Alarm(_Named):
@@ -240,6 +250,15 @@ class Difference(_Named):
     digits: int = 0
 
 
+class Versus(_Named):
+    """A measure over that of another arm, same seed and axis values: how many times as much, or as long."""
+
+    kind: Literal["versus"]
+    of: str
+    arm: str = Field(description="the arm it is divided by")
+    digits: int = 2
+
+
 class OfSummary(_Named):
     """A number of the run's summary, as in ``summary.json``."""
 
@@ -261,15 +280,25 @@ class Value(_Named):
 
 
 Measure = Annotated[
-    HeldOut | Last | Mean | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | OfSummary | Value,
+    HeldOut | Last | Mean | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | Versus | OfSummary | Value,
     Field(discriminator="kind"),
 ]
 
 
 def measure(measures: Mapping[str, Measure], run: Run) -> dict[str, float]:
-    """All measures of a run, by name and in their order."""
-    out = {name: m.of(run) for name, m in measures.items() if not isinstance(m, Difference)}
+    """All measures of a run, by name and in their order; NaN for those that compare it with another (:func:`compare`)."""
+    out = {name: NAN if isinstance(m, Versus) else m.of(run) for name, m in measures.items() if not isinstance(m, Difference)}
     for name, m in measures.items():
         if isinstance(m, Difference):
             out[name] = out[m.of] - out[m.less]
     return {name: out[name] for name in measures}
+
+
+def compare(measures: Mapping[str, Measure], cells: Sequence[CellName], values: Mapping[tuple[str, int], dict[str, float]]) -> None:
+    """Fill in the measures that need a second run."""
+    of = {name: m for name, m in measures.items() if isinstance(m, Versus)}
+    other = {(name, c.name): CellName(m.arm, c.at, "").name for name, m in of.items() for c in cells}
+    for (cell, seed), mine in values.items():
+        for name, m in of.items():
+            theirs = values.get((other[name, cell], seed), {}).get(m.of, NAN)
+            mine[name] = mine[m.of] / theirs if theirs else NAN

@@ -31,6 +31,7 @@ VALUES = "values.json"
 RUNNERS: Mapping[str, str] = {
     "train": "trimtab.lab.runners:train",
     "switch": "trimtab.lab.runners:switch",
+    "timed": "trimtab.lab.timed:run",
 }
 
 
@@ -69,7 +70,7 @@ def train(work: Work, tell: Callable[[int], None]) -> None:
     """An ordinary run, without what nobody will look at: rollouts, timeline, checkpoints on the way, report."""
     from trimtab.runtime.run import start
 
-    _whole(start(_lean(_warm(work)), work.folder, _Told(tell), report=False))
+    _whole(start(lean(_warm(work)), work.folder, _Told(tell), report=False))
 
 
 def _warm(work: Work) -> RunConfig:
@@ -95,18 +96,19 @@ def switch(work: Work, tell: Callable[[int], None]) -> None:
         raise TrimtabError.field("options.before", before, "give a table: what is different in the first phase")
     first = validate(merge(work.config.model_dump(mode="json"), before))
     train(Work(first, {}, work.folder), tell)
-    written = json.dumps(_lean(work.config).model_dump(mode="json"), indent=1) + "\n"
+    written = json.dumps(lean(work.config).model_dump(mode="json"), indent=1) + "\n"
     write_atomic(RunFolder.open(work.folder).config_json, written.encode())
     _whole(resume(work.folder, [], _Told(tell), report=False))
 
 
-def _lean(config: RunConfig) -> RunConfig:
-    lean: dict[str, object] = {
+def lean(config: RunConfig) -> RunConfig:
+    """Without what nobody will look at: rollouts, timeline, checkpoints on the way."""
+    without: dict[str, object] = {
         "store": config.store.model_copy(update={"every": 10**9, "rollouts": False}),
         "telemetry": config.telemetry.model_copy(update={"timeline": False, "tensorboard": False}),
         "learner": config.learner.model_copy(update={"keep_refused": False}),
     }
-    return config.model_copy(update=lean)
+    return config.model_copy(update=without)
 
 
 def _whole(summary: Summary) -> None:

@@ -11,7 +11,7 @@ from pydantic import ConfigDict, Field, JsonValue, field_validator, model_valida
 from trimtab.config.run import RunConfig
 from trimtab.lab.checks import Check
 from trimtab.lab.figures import Bars, Curves, Figure, Heat, Sweep
-from trimtab.lab.measures import Alarm, Crosses, Difference, Measure
+from trimtab.lab.measures import Alarm, Crosses, Difference, Measure, Versus
 from trimtab.lab.options import Options, Scalar, Where, known
 from trimtab.lab.results import CellName
 from trimtab.records import Json, TrimtabError
@@ -108,11 +108,14 @@ class Experiment(Options):
     @model_validator(mode="after")
     def _refers(self) -> Self:
         """What names an arm, an axis, a value, a measure or a cell names one that is there."""
-        plain = [name for name, m in self.measures.items() if not isinstance(m, Difference)]
+        plain = [name for name, m in self.measures.items() if not isinstance(m, Difference | Versus)]
         for name, m in self.measures.items():
             if isinstance(m, Difference):
                 known(f"measures.{name}.of", m.of, plain)
                 known(f"measures.{name}.less", m.less, plain)
+            elif isinstance(m, Versus):
+                known(f"measures.{name}.of", m.of, plain)
+                known(f"measures.{name}.arm", m.arm, self.arms)
         for i, e in enumerate(self.exceptions):
             self._where(f"exceptions.{i}", e)
         for name, arm in self.arms.items():

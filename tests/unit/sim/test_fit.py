@@ -29,7 +29,8 @@ def run_folder(folder: Path, *overrides: str, batches: int = 4) -> Path:
         for b in range(batches):
             values: dict[str, Json] = {
                 "time/wait": 1.0, "time/forward": 0.25, "time/backward": 0.5, "time/publish": 0.125,
-                "time/log": 0.0625, "time/other": 0.0625, "publish/stage": 0.1, "publish/pause": 0.1, "sampler/busy": [1.5, 2.0], "sampler/idle": [0.5, 2.0],
+                "time/log": 0.0625, "time/other": 0.0625, "publish/stage": 0.1, "publish/pause": 0.1, "sampler/busy": [1.5, 2.0],
+                "sampler/idle": [0.5, 2.0],
                 "age/mean": [12.0, 8.0], "age/generation": [4.0, 8.0], "groups/mixed": [1.0, 1.0],
                 "pool/waiting": 3.0, "pool/let_go": [1.0, 1.0],
             }  # fmt: skip
