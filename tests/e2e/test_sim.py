@@ -37,7 +37,7 @@ class Sleeping(runs.Quiet):
     [
         pytest.param(
             0.0, {"max_lag": 16, "depth": 8}, {"step_s": 0.05, "slots": 12},
-            {"max_new_tokens": 32, "prompts_per_batch": 2, "group_size": 2}, id="the learner waits, weights are swapped in flight",
+            {"max_new_tokens": 32, "prompts_per_batch": 2, "group_size": 2, "held_batches": 6}, id="the learner waits, weights are swapped in flight",
         ),
         pytest.param(
             0.3, {"max_lag": 8, "depth": 4}, {"step_s": 0.03, "slots": 24},
