@@ -36,15 +36,21 @@ class Sleeping(runs.Quiet):
     ("sleep", "runtime", "engine", "rollout"),
     [
         pytest.param(
-            0.0, {"max_lag": 16, "depth": 8}, {"step_s": 0.05, "slots": 12},
-            {"max_new_tokens": 32, "prompts_per_batch": 2, "group_size": 2, "held_batches": 6}, id="the learner waits, weights are swapped in flight",
+            0.0,
+            {"max_lag": 16, "depth": 8},
+            {"step_s": 0.05, "slots": 12},
+            {"max_new_tokens": 32, "prompts_per_batch": 2, "group_size": 2, "held_batches": 6},
+            id="the learner waits, weights are swapped in flight",
         ),
         pytest.param(
-            0.3, {"max_lag": 8, "depth": 4}, {"step_s": 0.03, "slots": 24},
-            {"max_new_tokens": 10, "prompts_per_batch": 4, "group_size": 4}, id="the sampler waits, groups age in the pool",
+            0.3,
+            {"max_lag": 8, "depth": 4},
+            {"step_s": 0.03, "slots": 24},
+            {"max_new_tokens": 10, "prompts_per_batch": 4, "group_size": 4},
+            id="the sampler waits, groups age in the pool",
         ),
     ],
-)  # fmt: skip
+)
 def test_model_and_run_agree(
     tmp_path: Path, sleep: float, runtime: dict[str, Json], engine: dict[str, Json], rollout: dict[str, Json]
 ) -> None:
