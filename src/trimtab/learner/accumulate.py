@@ -87,10 +87,8 @@ class Accumulation:
 
     def weights(self) -> tuple[Tensor, Tensor]:
         """(mean applied weight of each rollout's tokens, its action tokens), all rollouts of the update."""
-        for m in self.micros:
-            if m.weight_R is None:  # a silent one
-                m.weight_R = _mean_weight(m.view, weigh_quietly(self.tools, m.view))
-        return applied_weights(self.micros, self.tools.ranks)
+        weights = [_mean_weight(m.view, weigh_quietly(self.tools, m.view)) for m in self.micros]
+        return applied_weights(self.micros, weights, self.tools.ranks)
 
     # ------------------------------------------------------------------------------------------------ before the backward
     def _open(self, m: Micro) -> Pass:
@@ -128,7 +126,6 @@ class Accumulation:
         view, p = m.view, self._open(m)
         with self.tools.clock.span("methods"):
             w = self.chain.weigh(view)
-            m.weight_R = _mean_weight(view, w)
         term = self._term(view, w, p) if self._tape else False
         q_N: Tensor | None = None
         if self._tape:
@@ -137,6 +134,7 @@ class Accumulation:
         with self.tools.clock.span("methods"):
             advantage_N = self._advantage(m, w)
             d_N, h_N = self._coefficients(view, lambda: self._loss(view, w, advantage_N))
+        m.opened = None
         if not bool(d_N.any()) and (h_N is None or not bool(h_N.any())):
             return term
         with self.tools.clock.span("backward"):
@@ -144,7 +142,6 @@ class Accumulation:
                 p.backward(d_N, h_N)
             else:
                 p.finish(_linear(view, d_N, q_N))
-        m.opened = None
         return True
 
     def _advantage(self, m: Micro, w: Weighing) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -45,7 +46,7 @@ class ActorGradient:
         weights: Callable[[], tuple[Tensor, Tensor]] = _nothing,
         whole: ActorGradient | None = None,
     ) -> None:
-        self._weights, self._whole = weights, whole
+        self._weights, self._whole = cache(weights), whole  # gathered once, however often it is asked for
         self._parameters, self._groups = parameters, groups
         self._parts = [p.grad for p in parameters if p.grad is not None]
         self.batch_id, self.mini_step, self.recorder = batch_id, mini_step, recorder

@@ -48,7 +48,6 @@ class Micro:
     packed: Packed = field(init=False)
     view: View = field(init=False)
     opened: Pass | None = None  # the forward whose graph awaits the backward
-    weight_R: Tensor | None = None  # mean applied weight of each rollout's tokens
 
     @property
     def lengths(self) -> list[int]:
@@ -173,10 +172,9 @@ def collect(micros: Sequence[Micro], ranks: Ranks) -> Seen:
     )
 
 
-def applied_weights(micros: Sequence[Micro], ranks: Ranks) -> tuple[Tensor, Tensor]:
-    """(mean applied weight of each rollout's tokens, its action tokens) over all ranks, in the order of the rollouts. Collective."""
+def applied_weights(micros: Sequence[Micro], weights: Sequence[Tensor], ranks: Ranks) -> tuple[Tensor, Tensor]:
+    """(``weights``: mean applied weight of each rollout's tokens; its action tokens) of all ranks, in rollout order. Collective."""
     places = [np.asarray(m.places) for m in micros]
-    weights = [m.weight_R for m in micros if m.weight_R is not None]
     return (
         torch.from_numpy(_in_order(places, weights, ranks)),
         torch.from_numpy(_in_order(places, [m.view.length_R for m in micros], ranks)),
