@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ParamSpec, TypeVar, cast
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 import torch
@@ -27,14 +27,13 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trimtab.lab.bench_norms import GROUP, SIZES, Size, batch_of, model_of
+from trimtab.lab.pool_cost import POOL, WAITING, pooled
 from trimtab.lab.rows import Row, spread
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
-from trimtab.methods.acts import Accepts
 from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.pool_side import GroupStats, PoolView, Selects
-from trimtab.methods.protocol import Method, Need, Point, Reduction
+from trimtab.methods.protocol import Method, Need, Reduction
 from trimtab.methods.registry import BUNDLES, Entry, build, method_class, names
 from trimtab.records import Batch, Group, Json, Slot, TrimtabError
 
@@ -43,10 +42,9 @@ T = TypeVar("T")
 Listed = Mapping[str, Json]
 
 PLAIN, CRITIC = "plain", "async_ppo"
-WAITING, WORST = 3, 10_000  # batches that wait where PACE selects; groups in the case of its own
+WORST = 10_000  # groups that wait in the case of its own
 BATCHES = 4  # different ones, in turn
 COMPANY: tuple[tuple[str, ...], ...] = ((), ("none",), ("seq_tis",), ("decoupled",))
-POOL = {Point.ACCEPT, Point.SELECT}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,75 +227,6 @@ def _batch(size: Size, number: int) -> Batch:
     parts = [tuple(scored[i : i + GROUP]) for i in range(0, len(scored), GROUP)]
     groups = [Group(slot=Slot(0, i), prompt=i, attempt=0, seed=0, task="t", source="t", rollouts=part) for i, part in enumerate(parts)]
     return Batch(number=number, version=3, groups=tuple(groups))
-
-
-# ------------------------------------------------------------------------------------------------------------------------ the pool
-
-
-def pooled(name: str, groups: int, rounds: int) -> list[float]:
-    """CPU seconds of one batch's selection among ``groups`` waiting ones, or of accepting as many groups as a batch has."""
-    method, seconds = build(name, {}), []
-    want = groups // WAITING
-    for i in range(rounds):
-        start = time.thread_time()
-        if Point.SELECT in method.points():
-            selector, view = cast(Selects, method), _waiting(groups, want, i)
-            start = time.thread_time()
-            selection = selector.select(view, want)
-            if selection is not None:
-                selector.formed(selection)
-        else:
-            arrivals = [_arrival(i + j) for j in range(want)]
-            start = time.thread_time()
-            for group in arrivals:
-                cast(Accepts, method).accept(group)
-        seconds.append(time.thread_time() - start)
-    return seconds
-
-
-def _waiting(groups: int, want: int, seed: int) -> PoolView:
-    """8 members a group; 30 % of the groups have one that was interrupted."""
-    rng = np.random.default_rng(seed)
-    now = 20
-    entered = np.sort(rng.integers(0, now, groups))
-    interrupted = rng.random(groups) < 0.3
-    row_M = np.flatnonzero(interrupted)
-    generation_M = rng.random(len(row_M)) * 4
-    score_M = rng.random(len(row_M))
-    mean = entered - np.bincount(row_M, generation_M, minlength=groups) / GROUP
-    return PoolView(
-        ids=np.arange(groups),
-        entered=entered,
-        mean_version=mean,
-        finished=entered.astype(np.float64),
-        first=entered.astype(np.float64),
-        members=np.full(groups, GROUP),
-        oldest=np.floor(mean).astype(np.int64),
-        order=np.arange(groups),
-        forgetting=np.where(interrupted, 0.5, np.nan),
-        interrupted=interrupted,
-        score=rng.random(groups),
-        accuracy=rng.random(groups),
-        length=rng.random(groups) * 100,
-        row_M=row_M,
-        finished_M=entered[row_M],
-        generation_M=generation_M,
-        forgetting_M=score_M,
-        now=now,
-        batch_groups=want,
-    )
-
-
-def _arrival(seed: int) -> GroupStats:
-    rng = np.random.default_rng(seed)
-    return GroupStats(
-        scores_R=rng.integers(2, size=GROUP).astype(np.float64),
-        lengths_R=rng.integers(1, 100, GROUP),
-        oldest=3,
-        mean_version=4.0,
-        now=5,
-        truncated_R=np.zeros(GROUP, np.bool_),
-    )
 
 
 # -------------------------------------------------------------------------------------------------------------------------- memory

@@ -7,6 +7,7 @@ import pytest
 from trimtab.lab import bench_methods
 from trimtab.lab.bench_methods import CRITIC, PLAIN, Meter
 from trimtab.lab.bench_norms import Size, model_of
+from trimtab.lab.pool_cost import pooled
 from trimtab.learner.gradient import CosineSketch
 from trimtab.methods.points import Point
 from trimtab.methods.registry import build, method_class, names
@@ -26,7 +27,7 @@ def test_every_method_has_a_case() -> None:
 
 @pytest.mark.parametrize("name", [n for n in names() if method_class(n).points()[0] in (Point.ACCEPT, Point.SELECT)])
 def test_methods_of_the_pool_are_timed_on_their_own(name: str) -> None:
-    seconds = bench_methods.pooled(name, 24, 2)
+    seconds = pooled(name, 24, 2)
     assert len(seconds) == 2
     assert all(s > 0 for s in seconds)
 
