@@ -94,9 +94,10 @@ def switch(work: Work, tell: Callable[[int], None]) -> None:
     before = work.options.get("before")
     if not isinstance(before, dict):
         raise TrimtabError.field("options.before", before, "give a table: what is different in the first phase")
-    first = validate(merge(work.config.model_dump(mode="json"), before))
+    config = _warm(work)
+    first = validate(merge(config.model_dump(mode="json"), before))
     train(Work(first, {}, work.folder), tell)
-    written = json.dumps(lean(work.config).model_dump(mode="json"), indent=1) + "\n"
+    written = json.dumps(lean(config).model_dump(mode="json"), indent=1) + "\n"
     write_atomic(RunFolder.open(work.folder).config_json, written.encode())
     _whole(resume(work.folder, [], _Told(tell), report=False))
 

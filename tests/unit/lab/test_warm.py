@@ -10,7 +10,7 @@ import pytest
 from trimtab.config.load import load
 from trimtab.lab import keys, warm
 from trimtab.lab.load import load as load_experiment
-from trimtab.lab.runners import Work, train
+from trimtab.lab.runners import Work, switch, train
 from trimtab.learner.demonstrations import SOURCES
 from trimtab.records import Json, TrimtabError
 from trimtab.tasks.options import ReasoningGymOptions
@@ -56,10 +56,11 @@ def test_a_key_has_the_recipe_it_names_and_no_other() -> None:
 def test_a_model_is_made_once_and_trained_from(tmp_path: Path) -> None:
     config = load("quickstart", ["model=warm:a", 'runtime={kind = "lockstep", lag = 1}', "learner.batches=2", "eval.prompts=4"])
     folders = []
-    for name in ("one", "two"):
+    before: dict[str, Json] = {"learner": {"batches": 1}}
+    for name, run, given in (("one", train, options(a=TINY)), ("two", switch, {**options(a=TINY), "before": before})):
         folder = tmp_path / "cells" / name
         folder.mkdir(parents=True)
-        train(Work(config, options(a=TINY), folder), lambda batch: None)
+        run(Work(config, given, folder), lambda batch: None)
         assert '"warm_s"' in (folder / "values.json").read_text()
         folders.append({p: p.stat().st_mtime_ns for p in (tmp_path / warm.FOLDER).rglob("*.safetensors")})
     assert folders[0] == folders[1]
