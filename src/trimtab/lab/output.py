@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
 
-from trimtab.lab import draw
-from trimtab.lab.draw import Material
+from trimtab.lab.drawing import draw
+from trimtab.lab.drawing.material import Material
 from trimtab.lab.laboratory import Found
 from trimtab.records import Json, TrimtabError
 from trimtab.report import style

@@ -11,8 +11,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from support.laboratory import run
-from trimtab.lab import draw, figures
-from trimtab.lab.draw import Material
+from trimtab.lab import figures
+from trimtab.lab.drawing import draw
+from trimtab.lab.drawing.material import Material
 from trimtab.lab.measures import CellRun, Crosses, HeldOut
 from trimtab.lab.results import CellName, Results
 from trimtab.report import style

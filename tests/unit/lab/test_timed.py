@@ -12,9 +12,10 @@ import pytest
 from support import runs
 from support.laboratory import run as made
 from trimtab.config.load import load
-from trimtab.lab import draw, timed
 from trimtab.lab import figures as spec
 from trimtab.lab import measures as m
+from trimtab.lab import timed
+from trimtab.lab.drawing import curves, draw
 from trimtab.lab.results import CellName, Results
 from trimtab.lab.runners import VALUES, Work
 from trimtab.records import TrimtabError
@@ -91,10 +92,10 @@ def test_curves_over_seconds() -> None:
     cells = [CellName("sync", {}, "sync"), CellName("async", {}, "async")]
     two = {"sync": [made({A: [0.1, 0.5, 0.9]})], "async": [made({A: [0.2] * 9}), made({A: [0.4] * 7})]}
     figure = spec.Curves(kind="curves", name="c", title="t", over="seconds", smooth=1, panels=(spec.Panel(metric=A),))
-    x, y = draw._over_seconds(figure.panels[0], figure, [(r, 0) for r in two["async"]])
+    x, y = curves._over_seconds(figure.panels[0], figure, [(r, 0) for r in two["async"]])
     assert x[-1] == 4.5
     assert y[1][x > 4.2].tolist() == pytest.approx([math.nan] * int((x > 4.2).sum()), nan_ok=True)
-    x, y = draw._over_seconds(figure.panels[0], figure, [(r, 0) for r in two["sync"]])
+    x, y = curves._over_seconds(figure.panels[0], figure, [(r, 0) for r in two["sync"]])
     assert [y[0][abs(x - at).argmin()] for at in (0.8, 1.2, 1.5)] == [0.1, 0.5, 0.9]
     material = draw.Material(Results(cells, []), {}, two, ["sync", "async"], {})
     drawn = draw.draw(figure, material)
