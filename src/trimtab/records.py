@@ -239,3 +239,7 @@ class StoppedByRule(TrimtabError):
     """A health or liveness rule ended the run (exit code 3)."""
 
     exit_code = 3
+
+
+class StoppedByDetector(StoppedByRule):
+    """A detector with ``action = "stop"`` ended the run: what the numbers of training did, not what broke around them."""

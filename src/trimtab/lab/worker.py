@@ -14,7 +14,7 @@ from pathlib import Path
 from trimtab.config.load import validate
 from trimtab.lab.runners import Work, runner
 from trimtab.lab.schedule import OUTPUT, Ended, Task
-from trimtab.records import StoppedByRule, TrimtabError
+from trimtab.records import StoppedByDetector, TrimtabError
 
 
 def main(connection: Connection) -> None:
@@ -35,13 +35,13 @@ def main(connection: Connection) -> None:
 
 
 def _run(task: Task, connection: Connection) -> Ended:
-    """Run it; what a rule stopped is a result."""
+    """Run it. A run that a detector stopped is a result; one that anything else stopped is not."""
     begun, used = time.perf_counter(), _cpu()
     error = ""
     try:
         work = Work(validate(task.config), task.options, Path(task.folder))
         runner(task.runner)(work, connection.send)
-    except StoppedByRule:
+    except StoppedByDetector:
         pass
     except TrimtabError as failure:
         error = str(failure)

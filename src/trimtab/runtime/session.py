@@ -21,7 +21,7 @@ from trimtab.learner.update import Learner, UpdateResult
 from trimtab.methods.protocol import State
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
-from trimtab.records import Group, Json, StoppedByRule, TrimtabError, Version
+from trimtab.records import Group, Json, StoppedByDetector, TrimtabError, Version
 from trimtab.store import checkpoint
 from trimtab.store.jsonl import JsonLines
 from trimtab.store.rollout_log import RolloutLog
@@ -110,7 +110,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------ a batch
     def consume(self, formed: Formed, publish: Callable[[], None], window: Callable[[], Window], waiting_for: Callable[[], str]) -> None:
-        """Train on a batch, publish if a step was applied, record it; raise ``StoppedByRule`` where a detector says stop.
+        """Train on a batch, publish if a step was applied, record it; raise ``StoppedByDetector`` where a detector says so.
 
         Where publishing fails, the batch is trained all the same: it is recorded before the error goes on.
         """
@@ -141,7 +141,7 @@ class Session:
         if self.consumed % self.config.store.every == 0:
             self.checkpoint()
         if self._stop is not None:
-            raise StoppedByRule(f"detector {self._stop.name} stopped the run at batch {self._stop.batch}: {self._stop.message}")
+            raise StoppedByDetector(f"detector {self._stop.name} stopped the run at batch {self._stop.batch}: {self._stop.message}")
 
     def _record(self, formed: Formed, results: Sequence[UpdateResult], window: Window) -> tuple[BatchRecord, list[Event]]:
         assert self._sinks is not None
