@@ -52,8 +52,8 @@ def key(config: RunConfig, runner: str, options: dict[str, Json], numerics: int 
 
 def _outside(chain: Chain, task: dict[str, Json], runner: str) -> list[str]:
     """Modules of other people's code in a run."""
-    named = [type(m).__module__ for m in chain.methods] + [str(task.get("reward", "")), runner]
-    modules = [name.partition(":")[0] for name in named if ":" in name or "." in name]
+    functions = [name for name in (str(task.get("reward", "")), runner) if ":" in name]
+    modules = [type(m).__module__ for m in chain.methods] + [name.partition(":")[0] for name in functions]
     return [m for m in modules if m.partition(".")[0] != "trimtab"]
 
 

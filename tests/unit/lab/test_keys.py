@@ -82,6 +82,22 @@ def test_other_peoples_code_counts_with_its_source(tmp_path: Path, monkeypatch: 
     assert "my_reward_of_lab" not in sys.modules
 
 
+def test_a_method_in_one_file_counts_with_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered as ``pip install`` leaves it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+    info = tmp_path / "my_method_of_lab-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-method-of-lab\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[trimtab.methods]\nmine_of_lab = my_method_of_lab:Mine\n")
+    module = tmp_path / "my_method_of_lab.py"
+    module.write_text("from trimtab.methods.norm_clip import NormClip\nclass Mine(NormClip):\n    name = 'mine_of_lab'\n")
+    config = quickstart('methods=["seq_tis", "grpo", "mine_of_lab"]')
+    first = key(config)
+    module.write_text(module.read_text() + "    memory = 2\n")
+    assert key(config) != first
+    monkeypatch.delitem(sys.modules, "my_method_of_lab")
+
+
 @pytest.mark.slow
 def test_twenty_batches_are_what_they_were(tmp_path: Path) -> None:
     table = override(
