@@ -42,7 +42,7 @@ class TimedOptions(BaseModel):
 
     seconds: float = Field(1e9, gt=0, description="of training, start-up left out; the run ends with the batch that is then in hand")
     learner_s: float = Field(0.0, ge=0, description="a batch takes the learner at least this long")
-    reach: float | None = Field(None, description="the run also ends when accuracy/train, a mean of `window` batches, is at least this")
+    reach: float | None = Field(None, description="the run also ends when accuracy/train, a mean of `window` batches, is above this")
     window: int = Field(10, ge=1)
 
 
@@ -69,7 +69,7 @@ class Clock:
         if record.time + rest - self._begun >= self._options.seconds:
             raise Over(f"the run has had its {self._options.seconds:g} s")
         mean = sum(self._accuracy) / self._options.window
-        if self._options.reach is not None and mean >= self._options.reach:
+        if self._options.reach is not None and mean > self._options.reach + 1e-9:  # where the measure `crosses` sees it, too
             raise Over(f"accuracy/train has reached {self._options.reach:g}")
 
     def event(self, event: Event) -> None: ...

@@ -56,8 +56,10 @@ def test_a_run_ends_where_it_has_arrived() -> None:
     clock = timed.Clock(timed.TimedOptions(reach=0.5, window=2), lambda _: None)
     clock.batch(record(0, 1.0, 0.9), "")  # a window is whole or nothing
     clock.batch(record(1, 2.0, 0.0), "")
+    clock.batch(record(2, 3.0, 1.0), "")  # at it is not past it: the measure would not see a crossing
     with pytest.raises(timed.Over, match=r"reached 0\.5"):
-        clock.batch(record(2, 3.0, 1.0), "")
+        clock.batch(record(3, 4.0, 0.1), "")
+    assert m.Crosses(kind="crosses", metric=A, above=0.5, window=2).of(made({A: [0.9, 0.0, 1.0, 0.1]})) == 3
 
 
 def test_seconds_of_training_leave_out_what_came_before() -> None:
