@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rich.console import Console, Group
@@ -54,7 +57,7 @@ def run_experiment(
     """Run what is missing, write the page, say the verdict; the exit code."""
     loaded = load(source)
     try:
-        with Watch(source, jobs) as watch:
+        with _importable(loaded.path.parent), Watch(source, jobs) as watch:
             found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
     except KeyboardInterrupt:
         print("interrupted: runs that ended are kept, the same command goes on")
@@ -72,6 +75,17 @@ def run_experiment(
         print(f"{found.stopped}: {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}")
     print(f"page    {page}")
     return EXIT_BROKEN if found.broken else EXIT_DONE
+
+
+@contextmanager
+def _importable(folder: Path) -> Iterator[None]:
+    """Code in the working folder, then in ``folder``, is found: also by workers, which get our path, behind the working folder."""
+    before = list(sys.path)
+    sys.path[:0] = [str(Path.cwd()), str(folder.resolve())]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
 
 
 def show(source: str, root: Path, as_json: bool) -> None:
