@@ -30,8 +30,8 @@ class Panel(OfMetric):
 
 
 class Curves(_Figure):
-    """Metrics over batches, or ``over`` seconds of training, in stacked panels: the mean over seeds in one line a cell, their range
-    around it.
+    """Metrics over batches, or ``over`` seconds of training, in stacked panels: the mean over seeds (in logarithmic panels the median)
+    in one line a cell for as long as all of them run, their range around it.
 
     ``align``: a measure that is a moment of a run (``crosses`` or ``alarm``); batches are then counted from it, and only runs that
     have it are drawn, by their median.
@@ -47,7 +47,7 @@ class Curves(_Figure):
 
 
 class Sweep(_Figure):
-    """A measure over an axis, one line an arm: the mean over seeds, with the range of seeds as a band and every seed as a dot."""
+    """A measure over an axis, one line an arm: the mean over seeds, with the range of seeds and every seed as a dot."""
 
     kind: Literal["sweep"]
     axis: str

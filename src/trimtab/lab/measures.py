@@ -5,7 +5,6 @@ A window is the mean of a metric over consecutive batches, and stands at the las
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
@@ -16,12 +15,10 @@ from pydantic import Field, model_validator
 
 from trimtab.lab.options import OfMetric, Options
 from trimtab.lab.results import CellName
-from trimtab.report.runfiles import Run, number
-from trimtab.telemetry.names import TIME_SHARES
+from trimtab.lab.series import lag, seconds, trailing
+from trimtab.report.runfiles import F64, Run, number
 
-F64 = npt.NDArray[np.float64]
 NAN = float("nan")
-_BEFORE = ("time/start", "time/eval", "time/checkpoint", "time/other")  # of the first batch: what came before it
 
 
 @dataclass(frozen=True)
@@ -55,35 +52,12 @@ class _Stretch(OfMetric):
         return min(lag(run), len(run.metrics)) if self.sampled else 0
 
 
-def lag(run: Run) -> int:
-    """Lockstep's lag of a run; 0 in other runtimes."""
-    found = tomllib.loads(run.config).get("runtime", {}).get("lag", 0)
-    return int(found)
-
-
 class _Windows(_Stretch):
     window: int = Field(1, ge=1, description="batches averaged")
 
     def windows(self, run: Run) -> F64:
         """One entry a batch of the stretch that ends a window: NaN where none of the window's batches has the metric."""
         return trailing(self.values(run), self.window)
-
-
-def seconds(run: Run) -> F64:
-    """At which each batch was done, from the moment training began: start-up and the evaluation before it are left out."""
-    first = {name: run.column(name)[:1] for name in TIME_SHARES if name not in _BEFORE}
-    lap = float(np.nansum(list(first.values())))
-    return run.times - (run.times[0] - lap if lap else 0.0)
-
-
-def trailing(y: F64, window: int) -> F64:
-    """Means of the known values in every ``window`` consecutive entries; one entry a window, in order."""
-    if len(y) < window:
-        return np.zeros(0)
-    views = np.lib.stride_tricks.sliding_window_view(y, window)
-    known = np.isfinite(views)
-    n = known.sum(axis=1)
-    return np.divide(np.where(known, views, 0.0).sum(axis=1), n, out=np.full(len(n), NAN), where=n > 0)
 
 
 def _of(values: F64, reduce: Literal["mean", "min", "max"]) -> float:

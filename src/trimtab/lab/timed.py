@@ -15,8 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.config.run import LocalOptions, RunConfig
 from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
-from trimtab.lab.measures import seconds
 from trimtab.lab.runners import Work, lean
+from trimtab.lab.series import seconds
 from trimtab.records import StoppedByRule, TrimtabError
 from trimtab.report import runfiles
 from trimtab.report.runfiles import Run

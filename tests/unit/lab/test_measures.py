@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from support.laboratory import run
 from trimtab.lab import measures as m
+from trimtab.lab import series
 from trimtab.report.summary import Summary
 
 A = "accuracy/train"
@@ -117,7 +118,7 @@ def test_what_a_runner_left() -> None:
 def test_batches_counted_from_when_they_were_sampled() -> None:
     """At lag 2 the trained policy's own rollouts begin with batch 2."""
     r = run({A: [0.0, 0.0, 0.2, 0.4, 0.6, 0.8]}, lag=2)
-    assert m.lag(r) == 2
+    assert series.lag(r) == 2
     assert m.Mean(kind="mean", metric=A, sampled=True, first=1, end=3).of(r) == pytest.approx(0.5)
     assert m.Crosses(kind="crosses", metric=A, sampled=True, first=1, above=0.5).of(r) == 4
     assert m.Crosses(kind="crosses", metric=A, sampled=True, first=-2, above=0.7).of(r) == 5

@@ -18,6 +18,7 @@ from trimtab.lab import timed
 from trimtab.lab.drawing import curves, draw
 from trimtab.lab.results import CellName, Results
 from trimtab.lab.runners import VALUES, Work
+from trimtab.lab.series import seconds
 from trimtab.records import TrimtabError
 from trimtab.report import runfiles
 from trimtab.telemetry.metrics import BatchRecord
@@ -65,10 +66,10 @@ def test_a_run_ends_where_it_has_arrived() -> None:
 def test_seconds_of_training_leave_out_what_came_before() -> None:
     """The first row of ``made`` is at 0.5 s, one every half second after it."""
     values = {A: [0.1, 0.2, 0.9], "time/forward": [0.25, 0.5, 0.5], "time/start": [0.2, 0, 0], "time/other": [0.05, 0, 0]}
-    assert m.seconds(made(values)).tolist() == [0.25, 0.75, 1.25]
+    assert seconds(made(values)).tolist() == [0.25, 0.75, 1.25]
     crosses = m.Crosses(kind="crosses", metric=A, above=0.5, unit="seconds")
     assert crosses.of(made(values)) == 1.25
-    assert m.seconds(made({A: [0.1, 0.2]})).tolist() == [0.5, 1.0]  # nothing is known of the first
+    assert seconds(made({A: [0.1, 0.2]})).tolist() == [0.5, 1.0]  # nothing is known of the first
 
 
 def test_versus_another_arm() -> None:
@@ -143,7 +144,7 @@ def test_a_run_with_its_model(tmp_path: Path) -> None:
     assert run.summary is not None
     assert (run.summary.status, run.summary.accuracy_after is not None) == ("done", True)
     assert len(run.metrics) == run.summary.batches == told[-1] <= 30
-    assert m.seconds(run)[-1] >= 2.8  # the last batch's sleep is not in its record
+    assert seconds(run)[-1] >= 2.8  # the last batch's sleep is not in its record
     values = json.loads((folder / VALUES).read_text())
     assert values["batches"] == values["model_batches"]
     assert values["batches_per_s"] < 10.5

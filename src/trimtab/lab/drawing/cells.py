@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trimtab.lab import figures as spec
-from trimtab.lab.drawing.material import CHARACTER, WIDTH, Material, head, top_of
+from trimtab.lab.drawing.material import CHARACTER, WIDTH, Look, Material, head, top_of
 from trimtab.lab.results import CellName
 from trimtab.report import style
 
@@ -18,33 +18,26 @@ if TYPE_CHECKING:
 
 
 def sweep(figure: spec.Sweep, m: Material) -> Figure | None:
-    cells = [c for c in m.chosen(figure) if figure.axis in c.at]
-    values = list(dict.fromkeys(c.at[figure.axis] for c in cells))
-    lines: dict[str, list[CellName]] = {}
-    for c, label in zip(cells, _without(m, cells, figure.axis), strict=True):
-        if m.results.by_seed(c.name, figure.measure):
-            lines.setdefault(label, []).append(c)
+    lines: dict[str, list[CellName]] = {}  # an arm at what other axes there are
+    for c in m.chosen(figure):
+        if figure.axis in c.at:
+            lines.setdefault(_without(c, figure.axis).name, []).append(c)
+    lines = {name: members for name, members in lines.items() if any(m.numbers(c, figure.measure) for c in members)}
     if not lines:
         return None
+    values = list(dict.fromkeys(c.at[figure.axis] for members in lines.values() for c in members))
+    bare = [_without(members[0], figure.axis) for members in lines.values()]
+    looks, labels = m.looks(bare), m.labels(bare)
     note = "Dots are seeds, lines their means."
     top = top_of(figure, note) + 0.25
-    right = 0.3 + CHARACTER * max(len(label) + 6 for label in lines)
+    told = max(len(m.lacking(c, figure.measure)) for members in lines.values() for c in members)
+    right = 0.3 + CHARACTER * (max(len(label) for label in labels) + 6 + told)
     drawn, (ax,) = style.canvas(1, width=WIDTH, height=top + 3.4, right=right, top=top)
-    ends = []
-    for i, (label, members) in enumerate(lines.items()):
-        look, shift = m.of_arm(members[0].arm), (i - (len(lines) - 1) / 2) * min(0.06, 0.5 / len(lines))
-        seeds = [list(m.results.by_seed(c.name, figure.measure).values()) for c in members]
-        x = np.array([values.index(c.at[figure.axis]) for c in members]) + shift
-        means = [float(np.mean(s)) for s in seeds]
-        color = look.color
-        ax.plot(x, means, color=color, ls=look.dashes, lw=1.6)
-        ax.vlines(x, [min(s) for s in seeds], [max(s) for s in seeds], color=color, alpha=0.35, lw=1)
-        for at, s in zip(x, seeds, strict=True):
-            ax.plot(np.full(len(s), at), s, "o", color=color, ms=3, alpha=0.7, mew=0)
-        if members[-1].at[figure.axis] == values[-1]:
-            ends.append((means[-1], f"{label} {style.short(means[-1])}", color))
-        else:  # a line that does not reach the right edge is named where it ends
-            ax.annotate(label, (x[-1], means[-1]), (6, 4), textcoords="offset points", color=color, fontsize=7.5)
+    ends: list[tuple[float, str, str]] = []
+    for i, (line, label) in enumerate(zip(bare, labels, strict=True)):
+        shift = (i - (len(lines) - 1) / 2) * min(0.06, 0.5 / len(lines))
+        cells = {c.at[figure.axis]: c for c in lines[line.name]}
+        ends += _line(ax, [cells.get(v) for v in values], figure, m, looks[line.name], label, shift)
     ax.set_xlim(-0.3, len(values) - 0.7 if len(values) > 1 else 0.3)
     ax.set_xticks(range(len(values)), [str(v) for v in values])
     _scale(ax, figure.low, figure.high)
@@ -55,11 +48,32 @@ def sweep(figure: spec.Sweep, m: Material) -> Figure | None:
     return drawn
 
 
-def _without(m: Material, cells: Sequence[CellName], axis: str) -> list[str]:
-    """Labels by everything but the axis."""
-    bare = [CellName(c.arm, {a: v for a, v in c.at.items() if a != axis}, c.label) for c in cells]
-    labels = m.labels(bare)
-    return [label or c.label for label, c in zip(labels, cells, strict=True)]
+def _line(
+    ax: Axes, cells: Sequence[CellName | None], figure: spec.Sweep, m: Material, look: Look, label: str, shift: float
+) -> list[tuple[float, str, str]]:
+    """Draw a line, with a gap where there is no number; its label for the right edge, where it gets there."""
+    seeds = [m.numbers(c, figure.measure) if c else [] for c in cells]
+    x, means = np.arange(len(cells)) + shift, np.array([np.mean(s) if s else np.nan for s in seeds])
+    ax.plot(x, means, color=look.color, ls=look.dashes, lw=1.6)
+    last = int(np.flatnonzero(np.isfinite(means))[-1])
+    for i, s in enumerate(seeds):
+        if s:
+            ax.vlines(x[i], min(s), max(s), color=look.color, alpha=0.35, lw=1)
+            ax.plot(np.full(len(s), x[i]), s, "o", color=look.color, ms=3, alpha=0.7, mew=0)
+        cell = cells[i]
+        said = [label] if i == last else []
+        said += [told] if cell and (told := m.lacking(cell, figure.measure)) else []
+        if i == last == len(cells) - 1:
+            return [(float(means[i]), " ".join([label, style.short(means[i]), *said[1:]]), look.color)]
+        if said:  # a line that does not reach the right edge is named where it ends
+            at, of = ((x[i], means[i]), "data") if s else ((x[i], 0.0), ax.get_xaxis_transform())
+            ax.annotate(", ".join(said), at, (6, 4), xycoords=of, textcoords="offset points", color=look.color, fontsize=7.5)
+    return []
+
+
+def _without(cell: CellName, axis: str | None) -> CellName:
+    """The cell by everything but the axis."""
+    return CellName(cell.arm, {a: v for a, v in cell.at.items() if a != axis}, cell.label)
 
 
 def _scale(ax: Axes, low: float | None, high: float | None) -> None:
@@ -72,13 +86,15 @@ def _axis_title(ax: Axes, title: str) -> None:
 
 
 def bars(figure: spec.Bars, m: Material) -> Figure | None:
-    cells = [c for c in m.chosen(figure) if m.results.by_seed(c.name, figure.measure)]
-    if not cells:
+    cells = m.chosen(figure)
+    if not any(m.numbers(c, figure.measure) for c in cells):
         return None
     blocks: dict[str, list[CellName]] = {}
     for c in cells:
         blocks.setdefault(f"{m.axes[figure.by]} {c.at[figure.by]}" if figure.by else "", []).append(c)
-    labels = {c.name: label for c, label in zip(cells, _without(m, cells, figure.by) if figure.by else m.labels(cells), strict=True)}
+    labels = {}
+    for c, label in zip(cells, m.labels([_without(c, figure.by) for c in cells]), strict=True):
+        labels[c.name] = ", ".join(part for part in (label or c.label, m.lacking(c, figure.measure)) if part)
     note = "Bars are means, dots seeds."
     top, left = top_of(figure, note) + 0.1, 0.25 + CHARACTER * max(len(label) for label in labels.values())
     lines = len(cells) + (1.2 * len(blocks) if figure.by else 0)
@@ -92,11 +108,12 @@ def bars(figure: spec.Bars, m: Material) -> Figure | None:
                         fontsize=8, fontweight="bold", color=style.INK)  # fmt: skip
             y += 1
         for c in members:
-            values = list(m.results.by_seed(c.name, figure.measure).values())
-            mean, color = float(np.mean(values)), m.of_arm(c.arm).color
-            ax.barh(y, mean, height=0.62, color=color, alpha=0.3, lw=0)
-            ax.plot(values, np.full(len(values), y), "o", color=color, ms=3.2, alpha=0.8, mew=0)
-            ax.annotate(style.short(mean), (1, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
+            values, color = m.numbers(c, figure.measure), m.of_arm(c.arm).color
+            if values:
+                ax.barh(y, float(np.mean(values)), height=0.62, color=color, alpha=0.3, lw=0)
+                ax.plot(values, np.full(len(values), y), "o", color=color, ms=3.2, alpha=0.8, mew=0)
+            number = style.short(float(np.mean(values))) if values else "–"
+            ax.annotate(number, (1, y), (4, 0), xycoords=("axes fraction", "data"), textcoords="offset points", va="center",
                         fontsize=7.5, color=color)  # fmt: skip
             ticks.append((y, labels[c.name]))
             y += 1
@@ -114,45 +131,49 @@ def bars(figure: spec.Bars, m: Material) -> Figure | None:
 def heat(figure: spec.Heat, m: Material) -> Figure | None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    cells = [c for c in m.chosen(figure) if m.results.by_seed(c.name, figure.measure)]
+    cells = [c for c in m.chosen(figure) if m.numbers(c, figure.measure)]
     if not cells:
         return None
+    names = {c.arm: c.label for c in cells}
 
     def of(c: CellName, axis: str) -> str:
-        return c.label if axis == "arm" else str(c.at[axis])
+        return c.arm if axis == "arm" else str(c.at[axis])
+
+    def titles(axis: str, values: Sequence[str]) -> list[str]:
+        return [names[v] if axis == "arm" else v for v in values]
 
     tables = list(dict.fromkeys(of(c, figure.by) for c in cells)) if figure.by else [""]
     rows, columns = (list(dict.fromkeys(of(c, axis) for c in cells)) for axis in (figure.rows, figure.columns))
     note = f"{m.title(figure.measure)}, mean over seeds."
-    top, left = top_of(figure, note) + 0.35, 0.35 + CHARACTER * max(len(r) for r in rows)
+    top, left = top_of(figure, note) + 0.35, 0.35 + CHARACTER * max(len(r) for r in titles(figure.rows, rows))
     height = top + 0.45 + 0.36 * len(rows)
     drawn, _ = style.canvas(1, width=WIDTH, height=height, top=top)
     drawn.clear()
     axes = drawn.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     drawn.subplots_adjust(left / WIDTH, 0.42 / height, 0.985, 1 - top / height, wspace=0.06)
-    means = {c.name: float(np.mean(list(m.results.by_seed(c.name, figure.measure).values()))) for c in cells}
+    means = {c.name: float(np.mean(m.numbers(c, figure.measure))) for c in cells}
     low, high = min(means.values()), max(means.values())
     colors = LinearSegmentedColormap.from_list("blue", ["#ffffff", style.BLUE])
     for ax, table in zip(axes, tables, strict=True):
         grid = np.full((len(rows), len(columns)), np.nan)
         for c in cells:
             if not figure.by or of(c, figure.by) == table:
-                grid[rows.index(of(c, figure.rows)), columns.index(of(c, figure.columns))] = means[c.name]
+                i, j, mean = rows.index(of(c, figure.rows)), columns.index(of(c, figure.columns)), means[c.name]
+                grid[i, j] = mean
+                text = "\n".join(part for part in (style.short(mean), m.lacking(c, figure.measure)) if part)
+                ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=style.INK)
         ax.pcolormesh(
             grid, cmap=colors, vmin=low - 0.15 * (high - low or 1), vmax=high + 0.3 * (high - low or 1), edgecolor="white", lw=1.5
         )
-        for (i, j), value in np.ndenumerate(grid):
-            if np.isfinite(value):
-                ax.text(j + 0.5, i + 0.5, style.short(value), ha="center", va="center", fontsize=8, color=style.INK)
-        ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
-        ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
+        ax.set_xticks(np.arange(len(columns)) + 0.5, titles(figure.columns, columns))
+        ax.set_yticks(np.arange(len(rows)) + 0.5, titles(figure.rows, rows))
         ax.set_xlabel("" if figure.columns == "arm" else m.axes[figure.columns])
         ax.invert_yaxis()
         ax.grid(visible=False)
         for spine in ax.spines.values():
             spine.set_visible(False)
         ax.tick_params(length=0)
-        if table:
-            _axis_title(ax, f"{m.axes.get(figure.by or '', '')} {table}".strip())
+        if figure.by:
+            _axis_title(ax, f"{m.axes.get(figure.by, '')} {titles(figure.by, [table])[0]}".strip())
     head(drawn, figure, note)
     return drawn

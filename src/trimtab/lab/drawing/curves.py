@@ -9,8 +9,9 @@ import numpy as np
 
 from trimtab.lab import figures as spec
 from trimtab.lab.drawing.material import CHARACTER, WIDTH, Look, Material, head, top_of
-from trimtab.lab.measures import Alarm, CellRun, Crosses, seconds
+from trimtab.lab.measures import Alarm, CellRun, Crosses
 from trimtab.lab.results import CellName
+from trimtab.lab.series import seconds, so_far
 from trimtab.report import style
 from trimtab.report.style import F64
 from trimtab.telemetry.names import KNOWN
@@ -29,9 +30,7 @@ def curves(figure: spec.Curves, m: Material) -> Figure | None:
     shown = [(c, label, runs) for c, label, runs in shown if runs]
     if not shown:
         return None
-    seeds = sorted({len(runs) for _, _, runs in shown})
-    several = f"{'–'.join(map(str, seeds))} seeds: {'median' if figure.align else 'mean'} and range." if seeds[-1] > 1 else "One seed."
-    note = f"{several} Means of {figure.smooth} batches." if figure.smooth > 1 else several
+    note = _note(figure, [runs for _, _, runs in shown])
     n, top = len(figure.panels), top_of(figure, note) + 0.3
     right = 0.3 + CHARACTER * max(len(label) + 6 for _, label, _ in shown)
     drawn, axes = style.canvas(n, width=WIDTH, height=top + 0.4 + 1.75 * n, right=right, top=top, hspace=0.5)
@@ -45,6 +44,21 @@ def curves(figure: spec.Curves, m: Material) -> Figure | None:
 
 
 _Placed = tuple[CellRun, int]  # a run, and the place of its batch 0 on the axis
+
+
+def _note(figure: spec.Curves, shown: Sequence[Sequence[_Placed]]) -> str:
+    """What lines and bands are."""
+    seeds = sorted({len(runs) for runs in shown})
+    several, smooth, logs = seeds[-1] > 1, figure.smooth > 1, [panel.log for panel in figure.panels]
+    middle = "median" if figure.align or all(logs) else "mean"
+    uneven = figure.over == "seconds" or any(len({(begin, len(run.metrics)) for run, begin in runs}) > 1 for runs in shown)
+    out = [f"{'–'.join(map(str, seeds))} seeds: {middle}{' while all run,' if uneven else ''} and range." if several else "One seed."]
+    if smooth:
+        out.append(f"{'Geometric means' if all(logs) else 'Means'} of {figure.smooth} batches.")
+    there = [*(["median"] if several and middle == "mean" else []), *(["geometric means"] if smooth else [])]
+    if any(logs) and not all(logs) and there:
+        out.append(f"Logarithmic panels: {', '.join(there)}.")
+    return " ".join(out)
 
 
 def _aligned(figure: spec.Curves, cell: CellName, m: Material) -> list[_Placed]:
@@ -68,10 +82,14 @@ def _panel(
         if not known.any():
             continue
         x, y = x[known], y[:, known]
-        middle = np.nanmedian(y, axis=0) if panel.log or figure.align else np.nanmean(y, axis=0)
         color = looks[cell.name].color
         if len(placed) > 1:
             ax.fill_between(x, np.nanmin(y, axis=0), np.nanmax(y, axis=0), color=color, alpha=0.16, lw=0)
+        shared = _shared(y)
+        x, y = x[shared], y[:, shared]
+        if not len(x):
+            continue
+        middle = np.nanmedian(y, axis=0) if panel.log or figure.align else np.nanmean(y, axis=0)
         ax.plot(*style.thin(x, middle, POINTS), color=color, ls=looks[cell.name].dashes, lw=1.6)
         end = float(middle[-1])
         ends.append((end, f"{label} {'0' if panel.log and end <= FLOOR * 1.01 else style.short(end)}", color))
@@ -88,6 +106,12 @@ def _panel(
     meaning = panel.note or (KNOWN[panel.metric].meaning if panel.metric in KNOWN else "")
     ax.annotate(meaning, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=style.GRAY)
     style.label_ends(ax, ends)
+
+
+def _shared(y: F64) -> slice:
+    """From where the last seed begins to where the first one ends: beyond, a mean would be that of the survivors."""
+    places = [np.flatnonzero(row) for row in np.isfinite(y)]
+    return slice(max(p[0] for p in places if len(p)), min(p[-1] for p in places if len(p)) + 1)
 
 
 def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
@@ -118,15 +142,5 @@ def _over_seconds(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Plac
 def _smoothed(panel: spec.Panel, figure: spec.Curves, run: CellRun) -> F64:
     """Trailing means, of logarithms where the axis is logarithmic."""
     y = run.column(panel.metric)
-    z = _smooth(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
+    z = so_far(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
     return np.exp(z) if panel.log else z
-
-
-def _smooth(y: F64, window: int) -> F64:
-    """Mean of the known among the last ``window`` entries; of fewer at the start, so that curves begin where runs do."""
-    known = np.isfinite(y)
-    totals, counts = (np.concatenate([[0.0], np.cumsum(x)]) for x in (np.where(known, y, 0.0), known))
-    ends = np.arange(1, len(y) + 1)
-    begins = np.maximum(0, ends - window)
-    n = counts[ends] - counts[begins]
-    return np.divide(totals[ends] - totals[begins], n, out=np.full(len(y), np.nan), where=n > 0)

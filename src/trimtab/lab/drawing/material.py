@@ -56,6 +56,15 @@ class Material:
         axes = [a for a in (cells[0].at if cells else {}) if len({c.at.get(a) for c in cells}) > 1]
         return [", ".join([*([c.label] if arms else []), *(f"{self.axes[a]} {c.at[a]}" for a in axes)]) for c in cells]
 
+    def numbers(self, cell: CellName, measure: str) -> list[float]:
+        """A measure of the cell, of the seeds that have it."""
+        return list(self.results.by_seed(cell.name, measure).values())
+
+    def lacking(self, cell: CellName, measure: str) -> str:
+        """`2 of 3 seeds` where the third has no such number, as a run that never fell; nothing where all have it."""
+        have, ran = len(self.numbers(cell, measure)), self.results.seeds(cell.name)
+        return f"{have} of {ran} seeds" if have < ran else ""
+
     def title(self, measure: str) -> str:
         return self.measures[measure].label or measure
 
