@@ -12,7 +12,7 @@ from trimtab.config.run import RunConfig
 from trimtab.lab.checks import Check
 from trimtab.lab.figures import Bars, Curves, Figure, Heat, Sweep
 from trimtab.lab.measures import Alarm, Crosses, Difference, Measure, Versus
-from trimtab.lab.options import Options, Scalar, Where, known
+from trimtab.lab.options import Options, Scalar, Where, as_tuple, known
 from trimtab.lab.results import CellName
 from trimtab.records import Json, TrimtabError
 
@@ -81,6 +81,9 @@ class Experiment(Options):
     source: str
     falsified_by: str
     about: str = Field("", description="what a reader should know: how the regime was chosen, what is not shown")
+    same: str = Field(
+        "initial checkpoint, prompts, group size, optimizer and number of samples", description="what does not differ between arms"
+    )
     preset: str = Field("quickstart", description="a preset, or a configuration file beside this one")
     runner: str = Field("train", description="train, another of trimtab.lab.runners, or your own module:function")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="of the runner")
@@ -142,7 +145,7 @@ class Experiment(Options):
             raise TrimtabError.field(f"{at}.arm", where.arm, f"no arm is called so; there are {', '.join(self.arms)}")
         for axis, values in where.at.items():
             known(f"{at}.at", axis, self.grid)
-            for value in values if isinstance(values, tuple) else (values,):
+            for value in as_tuple(values):
                 if value not in self.grid[axis].values:
                     listed = ", ".join(map(str, self.grid[axis].values))
                     raise TrimtabError.field(f"{at}.at.{axis}", value, f"no value of this axis; there are {listed}")
@@ -156,6 +159,25 @@ class Experiment(Options):
             known(f"{at}.align", figure.align, moments)
         for axis in figure.axes():
             known(f"{at}.axis", axis, self.grid)
+        if isinstance(figure, Heat):
+            self._squares(at, figure)
+
+    def _squares(self, at: str, heat: Heat) -> None:
+        """A square of the table is one cell."""
+        named = [axis for axis in (heat.rows, heat.columns, heat.by) if axis is not None]
+        squares: dict[tuple[Scalar, ...], CellName] = {}
+        for c in self.cells():
+            if not heat.holds(c.arm, c.at):
+                continue
+            one: dict[str, Scalar] = {"arm": c.arm, **c.at}
+            other = squares.setdefault(tuple(one[axis] for axis in named), c)
+            if other != c:
+                axis = next(axis for axis, value in {"arm": other.arm, **other.at}.items() if value != one[axis])
+                how = "arm" if axis == "arm" else f"at = {{ {axis} = ... }}"
+                remedy = (
+                    f"a square of the table would be several cells, which differ in {axis}; choose one by {how}, or draw them by {axis}"
+                )
+                raise TrimtabError.field(f"{at}.name", heat.name, remedy)
 
     # ------------------------------------------------------------------------------------------------ cells
     def cells(self, *, smoke: bool = False) -> list[CellName]:
