@@ -173,10 +173,8 @@ class Experiment(Options):
             other = squares.setdefault(tuple(one[axis] for axis in named), c)
             if other != c:
                 axis = next(axis for axis, value in {"arm": other.arm, **other.at}.items() if value != one[axis])
-                how = "arm" if axis == "arm" else f"at = {{ {axis} = ... }}"
-                remedy = (
-                    f"a square of the table would be several cells, which differ in {axis}; choose one by {how}, or draw them by {axis}"
-                )
+                one_of = "arm" if axis == "arm" else f"at = {{ {axis} = ... }}"
+                remedy = f"a square would be several cells, which differ in {axis}; choose by {one_of} or name it in rows, columns or by"
                 raise TrimtabError.field(f"{at}.name", heat.name, remedy)
 
     # ------------------------------------------------------------------------------------------------ cells

@@ -81,10 +81,10 @@ def test_mistakes(tmp_path: Path, old: str, new: str, sentence: str) -> None:
     assert "\n" not in str(error.value).rstrip()
 
 
-THREE = """
+HEAT = """
 [[figures]]
 kind = "heat"
-name = "third"
+name = "table"
 title = "T"
 measure = "mean"
 rows = "arm"
@@ -96,15 +96,13 @@ def test_a_square_of_a_table_is_one_cell(tmp_path: Path) -> None:
     axis = '[grid.lr]\nkey = "learner.optimizer.lr"\nvalues = [1e-3, 2e-3]\n'
     text = EXPERIMENT.replace("[arms.tis]", axis + "[arms.tis]").partition("[[figures]]")[0]
     for more in ("at = { lr = 1e-3 }", 'by = "lr"'):
-        load(str(experiment(tmp_path, text + THREE + more)))
-    load(str(experiment(tmp_path, text.replace("[1e-3, 2e-3]", "[1e-3]") + THREE)))
-    load(str(experiment(tmp_path, text + THREE.replace('"arm"', '"lr"') + 'arm = "tis"')))
-    with pytest.raises(TrimtabError, match=r"figures\.0\.name = 'third': a square .* differ in lr; choose one by at = { lr = \.\.\. }"):
-        load(str(experiment(tmp_path, text + THREE)))
-    with pytest.raises(
-        TrimtabError, match=r"'third': a square of the table would be several cells, which differ in arm; choose one by arm"
-    ):
-        load(str(experiment(tmp_path, text + THREE.replace('"arm"', '"lr"'))))
+        load(str(experiment(tmp_path, text + HEAT + more)))
+    load(str(experiment(tmp_path, text.replace("[1e-3, 2e-3]", "[1e-3]") + HEAT)))
+    load(str(experiment(tmp_path, text + HEAT.replace('"arm"', '"lr"') + 'arm = "tis"')))
+    with pytest.raises(TrimtabError, match=r"figures\.0\.name = 'table': a square .* differ in lr; choose by at = { lr = \.\.\. }"):
+        load(str(experiment(tmp_path, text + HEAT)))
+    with pytest.raises(TrimtabError, match=r"'table': a square would be several cells, which differ in arm; choose by arm or"):
+        load(str(experiment(tmp_path, text + HEAT.replace('"arm"', '"lr"'))))
 
 
 def test_a_bad_configuration_names_the_cell(tmp_path: Path) -> None:
