@@ -5,7 +5,8 @@ A window is the mean of a metric over consecutive batches, and stands at the las
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal, Self
 
@@ -276,3 +277,17 @@ def compare(measures: Mapping[str, Measure], cells: Sequence[CellName], values: 
         for name, m in of.items():
             theirs = values.get((other[name, cell], seed), {}).get(m.of, NAN)
             mine[name] = mine[m.of] / theirs if theirs else NAN
+
+
+def absent(measures: Mapping[str, Measure], runs: Iterable[CellRun]) -> list[str]:
+    """A sentence for each measure of what no run has: a misspelled metric is no number for ever."""
+    all_runs = list(runs)
+    metrics = {name for run in all_runs for name in run.names()}
+    left = {key for run in all_runs for key in run.values_left}
+    out = []
+    for name, m in measures.items():
+        wanted, there = (m.metric, metrics) if isinstance(m, OfMetric) else (m.key, left) if isinstance(m, Value) else ("", {""})
+        if all_runs and wanted not in there:
+            near = difflib.get_close_matches(wanted, there, n=1)
+            out.append(f"measures.{name}: no run so far has {wanted}{f'; did you mean {near[0]}?' if near else ''}")
+    return out

@@ -91,6 +91,10 @@ class Run:
         found = [number(_child(row, "metrics").get(name)) for row in self.metrics]
         return np.array([np.nan if x is None else x for x in found], dtype=np.float64)
 
+    def names(self) -> set[str]:
+        """Metrics that were recorded in some batch."""
+        return {name for row in self.metrics for name in _child(row, "metrics")}
+
     def series(self, name: str) -> tuple[F64, F64]:
         """Batches and values of a metric, where it was recorded."""
         y = self.column(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -125,3 +126,22 @@ def test_batches_counted_from_when_they_were_sampled() -> None:
     short = run({A: [0.5]}, lag=2)
     assert math.isnan(m.Mean(kind="mean", metric=A, sampled=True).of(short))
     assert m.Mean(kind="mean", metric=A, sampled=True).of(run({A: [0.5]})) == 0.5
+
+
+def test_what_no_run_has_is_told() -> None:
+    measures: dict[str, m.Measure] = {
+        "seen": m.Mean(kind="mean", metric="method/gac/cosine"),
+        "misspelled": m.Highest(kind="highest", metric="method/gac/cosin"),
+        "before": m.HeldOut(kind="held_out"),
+        "fell": m.Crosses(kind="crosses", metric=A, below=0.5),
+        "left": m.Value(kind="value", key="rate"),
+        "not_left": m.Value(kind="value", key="rte"),
+        "lead": m.Difference(kind="difference", of="fell", less="fell"),
+    }
+    one = run({A: [1.0], "method/gac/cosine": [None]})
+    two = dataclasses.replace(run({A: [1.0], "method/gac/cosine": [0.5]}), values_left={"rate": 1.0})
+    assert m.absent(measures, [one, two]) == [
+        "measures.misspelled: no run so far has method/gac/cosin; did you mean method/gac/cosine?",
+        "measures.not_left: no run so far has rte; did you mean rate?",
+    ]
+    assert m.absent(measures, []) == []
