@@ -18,6 +18,7 @@ from rich.text import Text
 from trimtab.lab import output
 from trimtab.lab.laboratory import folder, forecast_minutes, plan, run
 from trimtab.lab.load import load, shipped
+from trimtab.lab.measures import absent
 from trimtab.lab.schedule import Job, State
 from trimtab.lab.store import Meta
 from trimtab.records import TrimtabError
@@ -73,6 +74,8 @@ def run_experiment(
         print(f"broken  {job}: {reason}")
     if found.stopped:
         print(f"{found.stopped}: {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}")
+    for what in absent(loaded.experiment.measures, (r for of_cell in found.runs.values() for r in of_cell)):
+        print(f"warning {what}")
     print(f"page    {page}")
     return EXIT_BROKEN if found.broken else EXIT_DONE
 
