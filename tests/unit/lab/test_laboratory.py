@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import shutil
@@ -189,7 +190,9 @@ def test_smoke(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     said = capsys.readouterr().out
     assert f"{name}: not judged (a smoke run" in said
     assert "missing" not in said
+    assert "no run so far has method/" not in said
     assert load(name).experiment.claim[:20] in page.read_text()
+    assert f"The same for all arms: {load(name).experiment.same}." in html.unescape(page.read_text())
 
 
 @pytest.mark.slow
@@ -202,8 +205,10 @@ def test_a_copy_with_one_switch_changed(tmp_path: Path, monkeypatch: pytest.Monk
         text.replace('methods = ["seq_tis", "grpo", "ess"]', 'methods = ["seq_tis", "grpo", { name = "ess", rule = "linear" }]')
     )
     assert mine.read_text() != text
+    mine.write_text(mine.read_text().replace('metric = "ess/ratio", label = "lowest', 'metric = "method/ess/nonsense", label = "lowest'))
     cli.run_experiment("mine.toml", Path("lab"), seeds=None, jobs=1, budget_minutes=5, smoke=True, cells="ess/*", again=False)
     assert Path("lab/smoke/mine/figures/accuracy.png").exists()
+    assert "warning measures.ess: no run so far has method/ess/nonsense" in capsys.readouterr().out
     with pytest.raises(TrimtabError, match="exists already"):
         cli.copy("ablation", mine)
     with pytest.raises(TrimtabError, match="ships with Trimtab"):
