@@ -61,7 +61,7 @@ def run_experiment(
         with _importable(loaded.path.parent), Watch(source, jobs) as watch:
             found = run(loaded, root, watch, seeds=seeds, at_once=jobs, budget_s=budget_minutes * 60, smoke=smoke, only=cells, again=again)
     except KeyboardInterrupt:
-        print("interrupted: runs that ended are kept, the same command goes on")
+        print(f"interrupted: runs that ended are kept{'' if again else ', the same command goes on'}")
         return EXIT_INTERRUPTED
     page = output.write(found, folder(root, loaded.name, smoke=smoke), seeds)
     why = output.provisional(found)
@@ -73,7 +73,8 @@ def run_experiment(
     for job, reason in found.broken.items():
         print(f"broken  {job}: {reason}")
     if found.stopped:
-        print(f"{found.stopped}: {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}")
+        missing = f": {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}"
+        print(f"{found.stopped}{missing if found.missing else ''}")
     for what in absent(loaded.experiment.measures, (r for of_cell in found.runs.values() for r in of_cell)):
         print(f"warning {what}")
     print(f"page    {page}")
@@ -143,7 +144,8 @@ class Watch:
         for busy in state.running.values():
             done = f"batch {busy.batch}/{busy.job.config.learner.batches}" if busy.batch else "starting"
             table.add_row(busy.job.name, Text(done, style="dim"), Text(_time(time.perf_counter() - busy.since), style="dim"))
-        self._live.update(Group(self._bar.get_renderable(), table, Text(f"left {self._left(state)}", style="dim")))
+        elsewhere = f", {state.elsewhere} under way elsewhere" if state.elsewhere else ""
+        self._live.update(Group(self._bar.get_renderable(), table, Text(f"left {self._left(state)}{elsewhere}", style="dim")))
 
     def ended(self, job: Job, meta: Meta, state: State) -> None:
         self._say(f"{job.name}: {meta.wall_s:.0f} s, {meta.cpu_s:.0f} CPU-s; {state.done} of {state.total}, left {self._left(state)}")

@@ -86,7 +86,8 @@ def run(
 ) -> Found:
     """Run what has no result yet and collect everything.
 
-    ``only``: a pattern of cell names; the others are not run, but what they have is collected. ``again``: run also what has a result.
+    ``only``: a pattern of cell names; the others are not run, but what they have is collected.
+    ``again``: run also what has a result, which stays until it is replaced.
     """
     jobs = plan(loaded, seeds, smoke=smoke)
     wanted = [job for job in jobs if fnmatchcase(job.cell.name, only)]
@@ -94,11 +95,9 @@ def run(
         names = ", ".join(dict.fromkeys(job.cell.name for job in jobs))
         raise TrimtabError.field("cells", only, f"no cell is called so; there are {names}")
     store = Store(root)
-    if again:
-        for job in wanted:
-            store.drop(job.key)
     e = loaded.experiment
-    state = schedule.run(wanted, store, e.runner, e.runner_options(smoke=smoke), 1 if e.alone else at_once, budget_s, display)
+    options, places = e.runner_options(smoke=smoke), 1 if e.alone else at_once
+    state = schedule.run(wanted, store, e.runner, options, places, budget_s, display, again=again)
     return collect(loaded, jobs, store, smoke=smoke, state=state)
 
 

@@ -1,4 +1,7 @@
-"""Runs what has no result yet: several processes of one thread each, finished runs untouched, a budget of time."""
+"""Runs what has no result yet: several processes of one thread each, finished runs untouched, a budget of time.
+
+What another command runs in the same folder meanwhile is waited for, not run twice.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Protocol
 
 from trimtab.config.run import RunConfig
 from trimtab.lab.results import CellName
-from trimtab.lab.store import Meta, Store
+from trimtab.lab.store import Lock, Meta, Store
 from trimtab.records import Json
 from trimtab.tasks.child import Child
 
@@ -66,6 +69,7 @@ class Busy:
     job: Job
     since: float
     folder: Path
+    lock: Lock
     batch: int = 0
 
 
@@ -78,6 +82,7 @@ class State:
     waiting: list[Job]
     running: dict[int, Busy] = field(default_factory=dict)  # by place
     broken: dict[str, str] = field(default_factory=dict)  # job -> why
+    elsewhere: int = 0  # of those that wait: how many another process runs now
     stopped: str = ""  # why no more are started
     spent: list[tuple[float, float]] = field(default_factory=list)  # weight and seconds of the jobs that ended here
 
@@ -102,71 +107,125 @@ class Display(Protocol):
 
 
 def run(
-    jobs: Sequence[Job], store: Store, runner: str, options: Mapping[str, Json], at_once: int, budget_s: float, display: Display
+    jobs: Sequence[Job],
+    store: Store,
+    runner: str,
+    options: Mapping[str, Json],
+    at_once: int,
+    budget_s: float,
+    display: Display,
+    *,
+    again: bool = False,
 ) -> State:
-    """Run the jobs in their order, ``at_once`` at a time; start none once the budget is spent. Cells that share a key are one run."""
+    """Run the jobs in their order, ``at_once`` at a time; start none once the budget is spent. Cells that share a key are one run.
+
+    ``again``: run also what has a result; it stays until the new one takes its place.
+    """
+    store.sweep()
     unique = {job.key: job for job in reversed(jobs)}
     first = [job for job in jobs if unique[job.key] is job]
-    waiting = [job for job in first if not store.has(job.key)]
+    places = _Places(store, runner, options, {job.key: store.stamp(job.key) for job in first} if again else {})
+    waiting = [job for job in first if not places.done(job)]
     state = State(total=len(first), done=len(first) - len(waiting), waiting=waiting)
     until = time.perf_counter() + budget_s
-    children: dict[int, Child] = {}
     display.update(state)
     try:
         while state.waiting or state.running:
-            _hand_out(state, children, store, runner, options, at_once, until)
+            places.hand_out(state, at_once, until)
             for place, busy in list(state.running.items()):
-                _listen(place, busy, children, store, runner, state, display)
+                places.listen(place, busy, state, display)
             display.update(state)
             if state.stopped and not state.running:
                 break
-            if state.running:
-                with suppress(KeyError):
-                    children[next(iter(state.running))].has_message(POLL_S)
+            places.wait(state)
     finally:
-        for child in children.values():
-            child.kill()
-        for busy in state.running.values():
-            store.abandon(busy.folder)
+        places.clear(state)
     return state
 
 
-def _hand_out(
-    state: State, children: dict[int, Child], store: Store, runner: str, options: Mapping[str, Json], at_once: int, until: float
-) -> None:
-    for place in range(at_once):
-        if place in state.running or not state.waiting:
-            continue
-        if time.perf_counter() >= until:
-            state.stopped = "the budget is spent"
+class _Places:
+    """The processes, one a place, and what they are given. ``old``: stamps of runs that do not count."""
+
+    def __init__(self, store: Store, runner: str, options: Mapping[str, Json], old: Mapping[str, tuple[int, int] | None]) -> None:
+        self._store, self._runner, self._options = store, runner, options
+        self._old = old
+        self._children: dict[int, Child] = {}
+
+    def done(self, job: Job) -> bool:
+        stamp = self._store.stamp(job.key)
+        return stamp is not None and stamp != self._old.get(job.key)
+
+    def hand_out(self, state: State, at_once: int, until: float) -> None:
+        for place in range(at_once):
+            if place in state.running or not state.waiting:
+                continue
+            if time.perf_counter() >= until:
+                repeat = f", {len(state.waiting)} runs were not repeated" if self._old else ""
+                state.stopped = f"the budget is spent{repeat}"
+                return
+            taken = self._next(state)
+            if taken is None:
+                return
+            job, lock = taken
+            if place not in self._children:
+                self._children[place] = Child("trimtab.lab.worker", "", patience_s=PATIENCE_S, threads=1)
+            busy = state.running[place] = Busy(job, time.perf_counter(), self._store.begin(job.key), lock)
+            with suppress(OSError):  # it is dead, which listening finds
+                task = Task(str(busy.folder), self._runner, self._options, job.config.model_dump(mode="json"))
+                self._children[place].connection.send(task)
+
+    def _next(self, state: State) -> tuple[Job, Lock] | None:
+        """The first that nobody runs or has run; those that another process runs go to the end."""
+        state.elsewhere = 0
+        for _ in range(len(state.waiting)):
+            job = state.waiting.pop(0)
+            lock = None if self.done(job) else self._store.lock(job.key)
+            if self.done(job):  # also where it was finished just before we got the lock
+                state.done += 1
+                if lock is not None:
+                    lock.release()
+            elif lock is not None:
+                return job, lock
+            else:
+                state.waiting.append(job)
+                state.elsewhere += 1
+        return None
+
+    def listen(self, place: int, busy: Busy, state: State, display: Display) -> None:
+        """Take what a worker has said."""
+        child = self._children[place]
+        while child.has_message():
+            try:
+                said = child.connection.recv()
+            except (EOFError, OSError):
+                said = Ended(f"its process ended with exit code {self._children.pop(place).kill()}", 0.0, 0.0)
+            if isinstance(said, int):
+                busy.batch = said
+                continue
+            del state.running[place]
+            if said.error:
+                why = state.broken[busy.job.name] = f"{said.error} (see {self._store.failed(busy.folder)})"
+                busy.lock.release()
+                display.broke(busy.job, why)
+            else:
+                meta = self._store.finish(busy.folder, self._runner, said.wall_s, said.cpu_s)
+                busy.lock.release()
+                state.done += 1
+                state.spent.append((busy.job.weight, time.perf_counter() - busy.since))
+                display.ended(busy.job, meta, state)
             return
-        job = state.waiting.pop(0)
-        if place not in children:
-            children[place] = Child("trimtab.lab.worker", "", patience_s=PATIENCE_S, threads=1)
-        folder = store.begin(job.key)
-        busy = state.running[place] = Busy(job, time.perf_counter(), folder)
-        with suppress(OSError):  # it is dead, which listening finds
-            children[place].connection.send(Task(str(busy.folder), runner, options, job.config.model_dump(mode="json")))
 
+    def wait(self, state: State) -> None:
+        """Until a worker says something, or for a moment."""
+        if state.running:
+            with suppress(KeyError):
+                self._children[next(iter(state.running))].has_message(POLL_S)
+        elif state.waiting and len(state.waiting) == state.elsewhere:
+            time.sleep(POLL_S)
 
-def _listen(place: int, busy: Busy, children: dict[int, Child], store: Store, runner: str, state: State, display: Display) -> None:
-    """Take what a worker has said."""
-    child = children[place]
-    while child.has_message():
-        try:
-            said = child.connection.recv()
-        except (EOFError, OSError):
-            said = Ended(f"its process ended with exit code {children.pop(place).kill()}", 0.0, 0.0)
-        if isinstance(said, int):
-            busy.batch = said
-            continue
-        del state.running[place]
-        if said.error:
-            why = state.broken[busy.job.name] = f"{said.error} (see {store.failed(busy.folder)})"
-            display.broke(busy.job, why)
-        else:
-            meta = store.finish(busy.folder, runner, said.wall_s, said.cpu_s)
-            state.done += 1
-            state.spent.append((busy.job.weight, time.perf_counter() - busy.since))
-            display.ended(busy.job, meta, state)
-        return
+    def clear(self, state: State) -> None:
+        for child in self._children.values():
+            child.kill()
+        for busy in state.running.values():
+            self._store.abandon(busy.folder)
+            busy.lock.release()

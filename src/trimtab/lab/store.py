@@ -1,19 +1,22 @@
 """Finished runs by key, shared by all experiments: ``cells/KEY`` exists if and only if the run is finished.
 
-A run works in ``cells/KEY.part-PID`` of the process that started it, which then throws away what no measure reads (checkpoints,
-model, rollouts), adds ``cell.json`` and renames. What is left is a run folder that ``trimtab report`` understands.
+A run works in ``cells/KEY.part-PID`` of the process that started it, which holds the lock ``cells/KEY.lock`` meanwhile, then throws
+away what no measure reads (checkpoints, model, rollouts), adds ``cell.json`` and renames. A run that it replaces stays until then.
+What is left is a run folder that ``trimtab report`` understands.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
+from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import Self
+from typing import Self, TextIO
 
 from trimtab import __version__
 from trimtab.lab.measures import CellRun
@@ -28,7 +31,7 @@ from trimtab.telemetry.sinks import EVENTS, METRICS
 
 CELL = "cell.json"
 KEPT = (CELL, SUMMARY, VALUES, METRICS, EVENTS, runfiles.EVAL, runfiles.CONFIG, "config.json")
-PART, FAILED = ".part-", ".failed"
+PART, OLD, FAILED, LOCK = ".part-", ".old-", ".failed", ".lock"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class Meta:
         return cls(**{f.name: table[f.name] for f in fields(cls)})
 
 
+@dataclass(frozen=True, slots=True)
+class Lock:
+    """A key that this process runs: no other does. It goes with the process."""
+
+    file: TextIO
+
+    def release(self) -> None:
+        Path(self.file.name).unlink(missing_ok=True)
+        self.file.close()
+
+
 class Store:
     """The folder ``cells`` of a laboratory."""
 
@@ -61,11 +75,38 @@ class Store:
     def has(self, key: str) -> bool:
         return (self.folder(key) / CELL).exists()
 
+    def stamp(self, key: str) -> tuple[int, int] | None:
+        """Tells a run from one that replaces it; None where there is none."""
+        try:
+            found = (self.folder(key) / CELL).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return found.st_ino, found.st_mtime_ns
+
+    def lock(self, key: str) -> Lock | None:
+        """Take a key; None where another process has it."""
+        file = (self.root / f"{key}{LOCK}").open("w")
+        with suppress(BlockingIOError, FileNotFoundError):  # FileNotFoundError: released, and so removed, after we opened it
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.stat(file.name), os.fstat(file.fileno())):
+                return Lock(file)
+        file.close()
+        return None
+
+    def sweep(self) -> None:
+        """Clear what dead processes have left: parts go, a run that was being replaced comes back."""
+        for kind in (PART, OLD):
+            for left in self.root.glob(f"*{kind}*"):
+                key, _, pid = left.name.partition(kind)
+                if not pid.isdecimal() or _alive(int(pid)):
+                    continue
+                if kind == OLD and not self.has(key):
+                    with suppress(OSError):  # another process was faster
+                        left.rename(self.folder(key))
+                shutil.rmtree(left, ignore_errors=True)
+
     def begin(self, key: str) -> Path:
-        """An empty folder to work in; what dead processes have left of this key goes."""
-        for part in self.root.glob(f"{key}{PART}*"):
-            if not _alive(int(part.name.rpartition("-")[2])):
-                shutil.rmtree(part)
+        """An empty folder to work in."""
         part = self.root / f"{key}{PART}{os.getpid()}"
         for old in (part, self.root / f"{key}{FAILED}"):
             shutil.rmtree(old, ignore_errors=True)
@@ -73,19 +114,19 @@ class Store:
         return part
 
     def finish(self, part: Path, runner: str, wall_s: float, cpu_s: float) -> Meta:
-        """Make a run that has ended one of the store. Where another process was faster, its run stays."""
+        """Make a run that has ended one of the store, in place of what is there."""
         meta = Meta(part.name.partition(PART)[0], commit(), NUMERICS, runner, round(wall_s, 3), round(cpu_s, 3))
         for path in part.iterdir():
             if path.name not in KEPT:
                 shutil.rmtree(path) if path.is_dir() else path.unlink()
         write_atomic(part / CELL, (json.dumps(asdict(meta), indent=1) + "\n").encode())
-        try:
-            part.rename(self.folder(meta.key))
-        except OSError:
-            if not self.has(meta.key):
-                raise
-            shutil.rmtree(part)
+        old = self.root / f"{meta.key}{OLD}{os.getpid()}"
+        shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            self.folder(meta.key).rename(old)
+        part.rename(self.folder(meta.key))
         sync(self.root)
+        shutil.rmtree(old, ignore_errors=True)
         return meta
 
     def abandon(self, part: Path) -> None:
@@ -98,10 +139,6 @@ class Store:
         shutil.rmtree(place, ignore_errors=True)
         part.rename(place)
         return place
-
-    def drop(self, key: str) -> None:
-        """Forget a run, so that it is run again."""
-        shutil.rmtree(self.folder(key), ignore_errors=True)
 
     def load(self, key: str, label: str) -> tuple[CellRun, Meta]:
         folder = self.folder(key)

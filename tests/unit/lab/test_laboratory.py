@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import html
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import cast
@@ -20,7 +19,6 @@ from trimtab.cli.main import app
 from trimtab.lab import laboratory, output, schedule
 from trimtab.lab.load import load, shipped
 from trimtab.lab.runners import Work, runner
-from trimtab.lab.store import Meta, Store
 from trimtab.records import Json, TrimtabError
 
 
@@ -143,27 +141,6 @@ def test_what_breaks_is_named_and_the_rest_is_run(tmp_path: Path, monkeypatch: p
     kept = Path(found.broken["tis/lag=2 seed 2"].partition("(see ")[2].rstrip(")"))
     assert "ValueError: seed 2 is worse" in (kept / schedule.OUTPUT).read_text()
     assert found.results.by_seed("tis/lag=2", "twice") == {0: 8.0, 4: 8.0}
-
-
-def test_a_store_knows_the_dead(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    mine, dead = tmp_path / "cells" / f"k.part-{os.getppid()}", tmp_path / "cells" / "k.part-999999999"
-    mine.mkdir()
-    dead.mkdir()
-    part = store.begin("k")
-    assert mine.exists()
-    assert not dead.exists()
-    assert not store.has("k")
-    (part / "summary.json").write_text("{}")
-    (part / "model").mkdir()
-    meta = store.finish(part, "train", 1.0, 0.5)
-    assert store.has("k")
-    assert Meta.read(store.folder("k")) == meta
-    assert sorted(p.name for p in store.folder("k").iterdir()) == ["cell.json", "summary.json"]
-    late = store.begin("k")  # of a process that was slower
-    store.finish(late, "train", 9.0, 9.0)
-    assert Meta.read(store.folder("k")) == meta
-    assert not late.exists()
 
 
 def test_runners() -> None:
