@@ -73,7 +73,8 @@ def run_experiment(
     for job, reason in found.broken.items():
         print(f"broken  {job}: {reason}")
     if found.stopped:
-        missing = f": {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {output.command(found, seeds)}"
+        go_on = output.command(found, seeds, None if cells == "*" else cells, jobs)
+        missing = f": {len(found.missing)} of {len(found.jobs)} runs are missing; go on with: {go_on}"
         print(f"{found.stopped}{missing if found.missing else ''}")
     for what in absent(loaded.experiment.measures, (r for of_cell in found.runs.values() for r in of_cell)):
         print(f"warning {what}")
@@ -98,7 +99,7 @@ def show(source: str, root: Path, as_json: bool) -> None:
     place = folder(root, loaded.name)
     shown = output.Shown.read(place)
     if shown is None:
-        raise TrimtabError(f"{loaded.name} has no results in {root}: make them with `trimtab lab run {source}`")
+        raise TrimtabError(f"{loaded.name} has no results in {root}: make them with `{output.lab_run(source, root)}`")
     print(
         json.dumps(shown.brief(), indent=1) if as_json else (place / output.TABLE).read_text(encoding="utf-8"), end="\n" if as_json else ""
     )

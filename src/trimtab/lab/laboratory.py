@@ -38,6 +38,7 @@ class Found:
     verdict: Verdict
     broken: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""
+    root: Path = ROOT
 
     @property
     def wall_s(self) -> float:
@@ -118,7 +119,7 @@ def collect(loaded: Loaded, jobs: Sequence[Job], store: Store, *, smoke: bool = 
     missing = [job for job in jobs if (job.cell.name, job.seed) not in metas]
     judged: Verdict = "not judged" if smoke else verdict(findings)
     broken, stopped = (state.broken, state.stopped) if state else ({}, "")
-    return Found(loaded, smoke, jobs, results, runs, metas, missing, findings, judged, broken, stopped)
+    return Found(loaded, smoke, jobs, results, runs, metas, missing, findings, judged, broken, stopped, store.root.parent)
 
 
 def folder(root: Path, name: str, *, smoke: bool = False) -> Path:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib.resources import files
 from pathlib import Path
+from shlex import quote
 
 from trimtab.lab.drawing import draw
 from trimtab.lab.drawing.material import Material
-from trimtab.lab.laboratory import Found
+from trimtab.lab.laboratory import ROOT, Found
 from trimtab.records import Json, TrimtabError
 from trimtab.report import style
 from trimtab.store.durable import write_atomic
@@ -53,16 +54,24 @@ def write(found: Found, folder: Path, seeds: int | None) -> Path:
 
 
 # ------------------------------------------------------------------------------------------------------------------ numbers
-def command(found: Found, seeds: int | None, cell: str | None = None) -> str:
-    """What makes the numbers again."""
-    parts = ["trimtab lab run", found.loaded.source]
+def command(found: Found, seeds: int | None, cells: str | None = None, at_once: int = 1) -> str:
+    """What makes the numbers again, of all cells or those."""
+    parts = []
     if found.smoke:
         parts.append("--smoke")
     elif seeds is not None:
         parts.append(f"--seeds {seeds}")
-    if cell is not None and len(found.results.cells) > 1:
-        parts.append(f"--cells '{cell}'")
-    return " ".join(parts)
+    if cells is not None and len(found.results.cells) > 1:
+        parts.append(f"--cells {quote(cells)}")
+    if at_once > 1:
+        parts.append(f"--jobs {at_once}")
+    return lab_run(found.loaded.source, found.root, *parts)
+
+
+def lab_run(source: str, root: Path, *options: str) -> str:
+    """``trimtab lab run``, as a shell takes it."""
+    lab = [] if root == ROOT else [f"--lab {quote(str(root))}"]
+    return " ".join(["trimtab lab run", quote(source), *options, *lab])
 
 
 def as_json(found: Found, seeds: int | None) -> dict[str, Json]:

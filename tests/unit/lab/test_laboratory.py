@@ -81,7 +81,7 @@ def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     table = pq.read_table(folder / "results.parquet").to_pylist()
     assert len(table) == 3 * 2 * 2
     assert {row["command"] for row in table if row["cell"] == "tis/lag=2" and row["seed"] == 1} == {
-        f"trimtab lab run {path} --seeds 2 --cells 'tis/lag=2'"
+        f"trimtab lab run {path} --seeds 2 --cells tis/lag=2 --lab {root}"
     }
     capsys.readouterr()
     cli.show(str(path), root, as_json=True)
@@ -143,6 +143,23 @@ def test_what_breaks_is_named_and_the_rest_is_run(tmp_path: Path, monkeypatch: p
     assert found.results.by_seed("tis/lag=2", "twice") == {0: 8.0, 4: 8.0}
 
 
+def test_commands_have_what_the_asked_for_one_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small.experiment(tmp_path)
+
+    def said(lab: str, cells: str, seeds: int | None, jobs: int) -> str:
+        code = cli.run_experiment("mine.toml", Path(lab), seeds=seeds, jobs=jobs, budget_minutes=0, smoke=False, cells=cells, again=False)
+        assert code == 0
+        return next(line for line in capsys.readouterr().out.splitlines() if "go on with" in line).partition("go on with: ")[2]
+
+    assert said("my lab", "tis/*", 1, 2) == "trimtab lab run mine.toml --seeds 1 --cells 'tis/*' --jobs 2 --lab 'my lab'"
+    shown = json.loads((tmp_path / "my lab" / "mine" / "results.json").read_text())
+    assert shown["command"] == "trimtab lab run mine.toml --seeds 1 --lab 'my lab'"
+    assert said("runs/lab", "*", None, 1) == "trimtab lab run mine.toml"
+
+
 def test_runners() -> None:
     assert runner("train").__name__ == "train"
     with pytest.raises(TrimtabError, match="no such runner"):
@@ -190,7 +207,7 @@ def test_a_copy_with_one_switch_changed(tmp_path: Path, monkeypatch: pytest.Monk
         cli.copy("ablation", mine)
     with pytest.raises(TrimtabError, match="ships with Trimtab"):
         cli.copy("ablation", Path("collapse.toml"))
-    with pytest.raises(TrimtabError, match=r"make them with `trimtab lab run mine\.toml`"):
+    with pytest.raises(TrimtabError, match=r"make them with `trimtab lab run mine\.toml --lab lab`"):
         cli.show("mine.toml", Path("lab"), as_json=False)
 
 
