@@ -17,7 +17,7 @@ from rich.text import Text
 
 from trimtab.lab import output
 from trimtab.lab.laboratory import folder, forecast_minutes, plan, run
-from trimtab.lab.load import load, shipped
+from trimtab.lab.load import load, shipped, taken
 from trimtab.lab.measures import absent
 from trimtab.lab.schedule import Job, State
 from trimtab.lab.store import Meta
@@ -111,9 +111,13 @@ def copy(source: str, target: Path) -> None:
         raise TrimtabError.field("file", str(target), "an experiment is a .toml file, and its name is the experiment's")
     if target.exists():
         raise TrimtabError.field("file", str(target), "it exists already; choose another name")
-    if target.stem in shipped():
-        raise TrimtabError.field("file", str(target), f"the name {target.stem} ships with Trimtab and owns its results; choose another")
-    target.write_text(load(source).path.read_text(encoding="utf-8"), encoding="utf-8")
+    if why := taken(target.stem):
+        raise TrimtabError.field("file", str(target), f"{why}; choose another")
+    text = load(source).path.read_text(encoding="utf-8")
+    try:
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise TrimtabError.field("file", str(target), f"it cannot be written ({error.strerror}); choose another place") from None
     print(f"{target}: change it, then `trimtab lab run {target}`")
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trimtab.lab import keys, schedule
 from trimtab.lab.checks import Finding, Verdict, verdict
-from trimtab.lab.load import Loaded
+from trimtab.lab.load import SMOKE, Loaded
 from trimtab.lab.measures import CellRun, compare, measure
 from trimtab.lab.results import Results
 from trimtab.lab.runners import runner
@@ -19,7 +19,6 @@ from trimtab.records import TrimtabError
 
 ROOT = Path("runs/lab")
 BUDGET_MINUTES = 90.0
-SMOKE = "smoke"  # folder of results that are no results
 SECONDS = 5.5e-4  # a unit of a job's weight on an idle core, for forecasts
 
 

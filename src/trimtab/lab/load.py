@@ -15,12 +15,14 @@ from pydantic_core import ErrorDetails
 
 from trimtab.config.load import presets, read_table, validate
 from trimtab.config.run import RunConfig
+from trimtab.lab import store, warm
 from trimtab.lab.options import Options
 from trimtab.lab.results import CellName
 from trimtab.lab.spec import Experiment
 from trimtab.records import Json, TrimtabError
 
 FOLDER = Path(str(resources.files("trimtab.lab").joinpath("experiments")))
+SMOKE = "smoke"  # in the laboratory's folder: results that are no results
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,13 @@ def shipped() -> list[str]:
     return sorted(path.stem for path in FOLDER.glob("*.toml"))
 
 
+def taken(name: str) -> str:
+    """Why your own experiment cannot have this name; "" where it can: its results go to a folder called so."""
+    if name in shipped():
+        return f"the name {name} ships with Trimtab and owns its results"
+    return f"{name} is a folder of the laboratory itself" if name in (SMOKE, store.FOLDER, warm.FOLDER) else ""
+
+
 def load(source: str) -> Loaded:
     """An experiment by the name of a shipped one, or by path.
 
@@ -59,8 +68,9 @@ def load(source: str) -> Loaded:
         path = FOLDER / f"{source}.toml"
     elif source.endswith(".toml"):
         path = Path(source)
-        if path.stem in shipped() and path.resolve().parent != FOLDER.resolve():
-            raise TrimtabError.field("experiment", source, f"the name {path.stem} ships with Trimtab and owns its results; rename the file")
+        why = taken(path.stem)
+        if why and path.resolve().parent != FOLDER.resolve():
+            raise TrimtabError.field("experiment", source, f"{why}; rename the file")
     else:
         near = difflib.get_close_matches(source, shipped(), n=1)
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(shipped())}, or give the path of your own .toml file"

@@ -47,6 +47,8 @@ class Axis(Options):
             raise ValueError("values is a list with a key, or tables by name without one")
         if not self.values:
             raise ValueError("values is empty: an axis needs at least one")
+        if len({*self.values}) < len(self.values) or len({str(v) for v in self.values}) < len(self.values):
+            raise ValueError("a value is there twice: each is a cell of its own")
         return self
 
     def overrides(self, value: Scalar) -> Table:
@@ -110,7 +112,10 @@ class Experiment(Options):
 
     @model_validator(mode="after")
     def _refers(self) -> Self:
-        """What names an arm, an axis, a value, a measure or a cell names one that is there."""
+        """What names an arm, an axis, a value, a measure or a cell names one that is there; and there is a cell."""
+        for name, table in self._tables():
+            if "seed" in table:
+                raise TrimtabError.field(f"{name}.seed", table["seed"], "the laboratory gives seeds; say at the top how many: `seeds`")
         plain = [name for name, m in self.measures.items() if not isinstance(m, Difference | Versus)]
         for name, m in self.measures.items():
             if isinstance(m, Difference):
@@ -131,6 +136,8 @@ class Experiment(Options):
             if b.measure is not None:
                 known(f"checks.{i}.measure", b.measure, self.measures)
         names = [c.name for c in self.cells()]
+        if not names:
+            raise TrimtabError.field("exceptions", "skip = true", "every cell is skipped; leave at least one")
         for i, r in enumerate(self.references):
             for measure, values in r.values.items():
                 known(f"references.{i}.values", measure, self.measures)
@@ -141,10 +148,13 @@ class Experiment(Options):
         return self
 
     def _where(self, at: str, where: Where) -> None:
-        if not any(Where(arm=where.arm).holds(name, {}) for name in self.arms):
-            raise TrimtabError.field(f"{at}.arm", where.arm, f"no arm is called so; there are {', '.join(self.arms)}")
+        for pattern in as_tuple(where.arm) or ("",):
+            if not any(Where(arm=pattern).holds(name, {}) for name in self.arms):
+                raise TrimtabError.field(f"{at}.arm", pattern, f"no arm is called so; there are {', '.join(self.arms)}")
         for axis, values in where.at.items():
             known(f"{at}.at", axis, self.grid)
+            if not as_tuple(values):
+                raise TrimtabError.field(f"{at}.at.{axis}", [], "it names no value; name one, or leave the axis out")
             for value in as_tuple(values):
                 if value not in self.grid[axis].values:
                     listed = ", ".join(map(str, self.grid[axis].values))
@@ -216,6 +226,14 @@ class Experiment(Options):
             yield self.grid[axis].overrides(value)
         for e in self._of(cell.arm, cell.at):
             yield e.set
+
+    def _tables(self) -> Iterator[tuple[str, Table]]:
+        """All overrides, with where they stand."""
+        yield "base", self.base
+        yield "smoke", self.smoke
+        yield from ((f"arms.{name}", arm.overrides) for name, arm in self.arms.items())
+        yield from ((f"grid.{name}", axis.overrides(value)) for name, axis in self.grid.items() for value in axis.values)
+        yield from ((f"exceptions.{i}.set", e.set) for i, e in enumerate(self.exceptions))
 
     def _of(self, arm: str, at: Mapping[str, Scalar]) -> list[Variation]:
         return [e for e in self.exceptions if e.holds(arm, at)]

@@ -29,6 +29,7 @@ from trimtab.report.summary import FILE as SUMMARY
 from trimtab.store.durable import sync, write_atomic
 from trimtab.telemetry.sinks import EVENTS, METRICS
 
+FOLDER = "cells"  # in the laboratory's
 CELL = "cell.json"
 KEPT = (CELL, SUMMARY, VALUES, METRICS, EVENTS, runfiles.EVAL, runfiles.CONFIG, "config.json")
 PART, OLD, FAILED, LOCK = ".part-", ".old-", ".failed", ".lock"
@@ -63,10 +64,10 @@ class Lock:
 
 
 class Store:
-    """The folder ``cells`` of a laboratory."""
+    """The folder of a laboratory that runs are in."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root / "cells"
+        self.root = root / FOLDER
         self.root.mkdir(parents=True, exist_ok=True)
 
     def folder(self, key: str) -> Path:

@@ -160,6 +160,22 @@ def test_commands_have_what_the_asked_for_one_had(
     assert said("runs/lab", "*", None, 1) == "trimtab lab run mine.toml"
 
 
+@pytest.mark.parametrize(
+    ("target", "sentence"),
+    [
+        ("nowhere/mine.toml", r"file = 'nowhere/mine\.toml': it cannot be written \(No such file or directory\); choose another place"),
+        ("collapse.toml", "the name collapse ships with Trimtab and owns its results; choose another"),
+        ("cells.toml", "cells is a folder of the laboratory itself; choose another"),
+        ("mine.txt", r"an experiment is a \.toml file"),
+    ],
+)
+def test_where_a_copy_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, target: str, sentence: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(TrimtabError, match=sentence):
+        cli.copy("ablation", Path(target))
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_runners() -> None:
     assert runner("train").__name__ == "train"
     with pytest.raises(TrimtabError, match="no such runner"):

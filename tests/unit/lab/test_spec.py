@@ -70,6 +70,15 @@ def test_merge() -> None:
         ('axis = "lag"', 'axis = "leg"', "figures.1.axis = 'leg': did you mean lag?"),
         ('"tis/lag=2" = 0.5', '"tis/lag=3" = 0.5', "references.0.values.mean = 'tis/lag=3': did you mean"),
         ('title = "Bars"', "", "figures.2.title is missing"),
+        ('measure = "mean"\nat_least', 'arm = ["tis", "tas"]\nmeasure = "mean"\nat_least', "checks.0.arm = 'tas': no arm is called so"),
+        ('measure = "mean"\nat_least', 'arm = []\nmeasure = "mean"\nat_least', "checks.0.arm = '': no arm is called so"),
+        ("learner.batches = 3", "seed = 3", "base.seed = 3: the laboratory gives seeds; say at the top how many: `seeds`"),
+        ('key = "runtime.lag"', 'key = "seed"', "grid.lag.seed = 0: the laboratory gives seeds"),
+        ('methods = ["vcpo"]', 'methods = ["vcpo"]\nseed = 1', "arms.vcpo.seed = 1: the laboratory gives seeds"),
+        ("values = [0, 2]", "values = [0, 2, 2]", "grid.lag: a value is there twice"),
+        ("values = [0, 2]", 'values = [0, 2, "2"]', "grid.lag: a value is there twice"),
+        ("only = { lag = [2] }", "only = { lag = [] }", "arms.vcpo.only.at.lag = []: it names no value; name one, or leave the axis out"),
+        ("[measures]", "[[exceptions]]\nskip = true\n[measures]", "exceptions = 'skip = true': every cell is skipped; leave at least one"),
         ("claim = ", "claim", "not valid TOML"),
     ],
 )  # fmt: skip
@@ -116,6 +125,9 @@ def test_names(tmp_path: Path) -> None:
         load("colapse")
     with pytest.raises(TrimtabError, match="ships with Trimtab"):
         load(str(experiment(tmp_path, name="collapse")))
+    for name in ("cells", "smoke", "models"):
+        with pytest.raises(TrimtabError, match=f"{name} is a folder of the laboratory itself; rename the file"):
+            load(str(experiment(tmp_path, name=name)))
     with pytest.raises(TrimtabError, match="cannot be read"):
         load(str(tmp_path / "none.toml"))
 
