@@ -12,7 +12,7 @@ from trimtab.lab.checks import Finding, Verdict, verdict
 from trimtab.lab.load import SMOKE, Loaded
 from trimtab.lab.measures import CellRun, compare, measure
 from trimtab.lab.results import Results
-from trimtab.lab.runners import runner
+from trimtab.lab.runners import refuse
 from trimtab.lab.schedule import Display, Job, State
 from trimtab.lab.store import Meta, Store
 from trimtab.records import TrimtabError
@@ -32,7 +32,7 @@ class Found:
     results: Results
     runs: Mapping[str, Sequence[CellRun]]  # cell -> its seeds
     metas: Mapping[tuple[str, int], Meta]  # (cell, seed)
-    missing: Sequence[Job]
+    missing: Sequence[Job]  # of those
     findings: Sequence[Finding]
     verdict: Verdict
     broken: Mapping[str, str] = field(default_factory=dict)
@@ -56,14 +56,15 @@ class Found:
 def plan(loaded: Loaded, seeds: int | None = None, *, smoke: bool = False) -> list[Job]:
     """All runs, seed by seed: whatever stops the experiment, every cell has had its turn."""
     e = loaded.experiment
-    runner(e.runner)  # refused here rather than in a worker
+    options = e.runner_options(smoke=smoke)
+    refuse(e.runner, options)  # here rather than in a worker, once a cell
     cells = [(cell, 1 if smoke else e.seeds_of(cell, seeds)) for cell in e.cells(smoke=smoke)]
     jobs = []
     for seed in range(max(n for _, n in cells)):
         for cell, n in cells:
             if seed < n:
                 config = loaded.config(cell, seed, smoke=smoke)
-                jobs.append(Job(cell, seed, keys.key(config, e.runner, e.runner_options(smoke=smoke)), config))
+                jobs.append(Job(cell, seed, keys.key(config, e.runner, options), config))
     return jobs
 
 
@@ -102,12 +103,13 @@ def run(
 
 
 def collect(loaded: Loaded, jobs: Sequence[Job], store: Store, *, smoke: bool = False, state: State | None = None) -> Found:
-    """Measure what is in the store and judge it."""
+    """Measure what the store has of the jobs and of all that the file asks for, so that fewer seeds now do not hide those of before."""
     e = loaded.experiment
     runs: dict[str, list[CellRun]] = {}
     values: dict[tuple[str, int], dict[str, float]] = {}
     metas: dict[tuple[str, int], Meta] = {}
-    for job in jobs:
+    asked = {(job.cell.name, job.seed): job for job in [*plan(loaded, smoke=smoke), *jobs]}
+    for job in asked.values():
         if store.has(job.key):
             run, metas[job.cell.name, job.seed] = store.load(job.key, job.cell.label)
             runs.setdefault(job.cell.name, []).append(run)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
 from pathlib import Path
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
 
 from trimtab.config.load import presets, read_table, validate
 from trimtab.config.run import RunConfig
 from trimtab.lab import store, warm
+from trimtab.lab.mistakes import sentence
 from trimtab.lab.options import Options
 from trimtab.lab.results import CellName
 from trimtab.lab.spec import Experiment
@@ -84,42 +83,10 @@ def load(source: str) -> Loaded:
     try:
         experiment = Experiment.model_validate(table)
     except ValidationError as error:
-        raise TrimtabError(f"{source}: {_sentence(table, error.errors())}") from None
+        raise TrimtabError(f"{source}: {sentence(table, error.errors(), _vocabulary())}") from None
     except TrimtabError as error:
         raise TrimtabError(f"{source}: {error}") from None
     return Loaded(path.stem, source, path, experiment)
-
-
-def _sentence(table: Mapping[str, object], errors: Sequence[ErrorDetails]) -> str:
-    """What is wrong first; of a value that may be several things, what is wrong with the most elaborate of them."""
-    top = errors[0]["loc"][:1]
-    error = max((e for e in errors if e["loc"][:1] == top), key=lambda e: len(e["loc"]))
-    kind, given, said = error["type"], error["input"], error["msg"].removeprefix("Value error, ")
-    name = ".".join(_keys(table, error["loc"], missing=kind == "missing")) or "the file"
-    if kind == "extra_forbidden":
-        near = difflib.get_close_matches(str(error["loc"][-1]), _vocabulary(), n=1)
-        return f"{name} = {given!r}: no such key here; {f'did you mean {near[0]}?' if near else 'docs/lab.md lists them'}"
-    if kind == "missing":
-        return f"{name} is missing: it has no default"
-    if kind == "union_tag_not_found":
-        return f"{name}.kind is missing: say which kind it is (docs/lab.md lists them)"
-    if kind == "union_tag_invalid":
-        context = error.get("ctx", {})
-        return f"{name}.kind = {context.get('tag')!r}: use one of {context.get('expected_tags')}"
-    return f"{name}: {said}" if isinstance(given, dict | list) else f"{name} = {given!r}: {said}"
-
-
-def _keys(table: object, loc: Sequence[int | str], *, missing: bool) -> list[str]:
-    """The keys as they stand in the file: pydantic's path also has the kinds of unions."""
-    out = []
-    for i, step in enumerate(loc):  # TOML has no null
-        inner = table.get(step) if isinstance(table, dict) else table[step] if isinstance(table, list) and isinstance(step, int) else None
-        if inner is not None:
-            table = inner
-        elif not (missing and i == len(loc) - 1):
-            continue
-        out.append(str(step))
-    return out
 
 
 def _vocabulary() -> list[str]:

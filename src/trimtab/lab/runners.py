@@ -12,12 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from trimtab.config.load import validate
 from trimtab.config.run import RunConfig
 from trimtab.lab import warm
+from trimtab.lab.mistakes import checked
 from trimtab.lab.spec import merge
+from trimtab.learner.options import WarmstartOptions
 from trimtab.records import Json, TrimtabError
 from trimtab.report.summary import Summary
 from trimtab.store.durable import write_atomic
@@ -54,6 +58,26 @@ class Runner(Protocol):
     def __call__(self, work: Work, tell: Callable[[int], None]) -> None: ...
 
 
+R = TypeVar("R", bound=Runner)
+
+
+def takes(options: type[BaseModel]) -> Callable[[R], R]:
+    """Declares a runner's ``options``: others are refused before anything starts. They are kept as its attribute ``options``."""
+
+    def declare(run: R) -> R:
+        vars(run)["options"] = options
+        return run
+
+    return declare
+
+
+def refuse(name: str, options: Mapping[str, Json]) -> None:
+    """What a runner does not take, where it says what it takes."""
+    model = getattr(runner(name), "options", None)
+    if isinstance(model, type) and issubclass(model, BaseModel):
+        checked(model, options)
+
+
 def runner(name: str) -> Runner:
     """The function of that name, or of ``module:function``."""
     target = RUNNERS.get(name, name)
@@ -66,6 +90,21 @@ def runner(name: str) -> Runner:
         raise TrimtabError.field("runner", name, f"it does not load ({error})") from None
 
 
+class TrainOptions(BaseModel):
+    """``options`` of ``train``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    models: dict[str, WarmstartOptions] = Field(default_factory=dict, description="made on demand, by name")
+
+
+class SwitchOptions(TrainOptions):
+    """``options`` of ``switch``."""
+
+    before: dict[str, JsonValue] = Field(description="overrides of the first phase, learner.batches among them")
+
+
+@takes(TrainOptions)
 def train(work: Work, tell: Callable[[int], None]) -> None:
     """An ordinary run, without what nobody will look at: rollouts, timeline, checkpoints on the way, report."""
     from trimtab.runtime.run import start
@@ -83,17 +122,16 @@ def _warm(work: Work) -> RunConfig:
     return work.config.model_copy(update={"model": str(folder)})
 
 
+@takes(SwitchOptions)
 def switch(work: Work, tell: Callable[[int], None]) -> None:
     """A run whose configuration changes in the middle: weights, moments and what methods remember are kept.
 
     The pipeline is filled anew at the switch, by the policy that stands there, so that the first batches after it are fresher.
-    ``options.before``: overrides of the first phase, ``learner.batches`` among them; the cell's configuration is that of the second.
+    ``options.before`` is about the first phase; the cell's configuration is that of the second.
     """
     from trimtab.runtime.run import resume
 
-    before = work.options.get("before")
-    if not isinstance(before, dict):
-        raise TrimtabError.field("options.before", before, "give a table: what is different in the first phase")
+    before = checked(SwitchOptions, work.options).before
     config = _warm(work)
     first = validate(merge(config.model_dump(mode="json"), before))
     train(Work(first, {}, work.folder), tell)

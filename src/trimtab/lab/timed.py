@@ -15,7 +15,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.config.run import LocalOptions, RunConfig
 from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
-from trimtab.lab.runners import Work, lean
+from trimtab.lab.mistakes import checked
+from trimtab.lab.runners import Work, lean, takes
 from trimtab.lab.series import seconds
 from trimtab.records import StoppedByRule, TrimtabError
 from trimtab.report import runfiles
@@ -76,6 +77,7 @@ class Clock:
     def evaluated(self, batch: int, accuracy: float) -> None: ...
 
 
+@takes(TimedOptions)
 def run(work: Work, tell: Callable[[int], None]) -> None:
     """Train by the clock, evaluate the last weights, leave the figures of the run and (``model_...``) of the model.
 
@@ -84,7 +86,7 @@ def run(work: Work, tell: Callable[[int], None]) -> None:
     """
     from trimtab.runtime.run import start
 
-    config, options = work.config, TimedOptions.model_validate(work.options)
+    config, options = work.config, checked(TimedOptions, work.options)
     if not isinstance(config.runtime, LocalOptions):
         raise TrimtabError.field("runtime.kind", config.runtime.kind, "time is real in the local runtime only; use local")
     try:

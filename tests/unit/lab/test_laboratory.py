@@ -176,14 +176,6 @@ def test_where_a_copy_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     assert list(tmp_path.iterdir()) == []
 
 
-def test_runners() -> None:
-    assert runner("train").__name__ == "train"
-    with pytest.raises(TrimtabError, match="no such runner"):
-        runner("tram")
-    with pytest.raises(TrimtabError, match="does not load"):
-        runner("support.laboratory:nothing")
-
-
 def test_values_are_left(tmp_path: Path) -> None:
     config = runs.config(tmp_path, ["vcpo"])
     Work(config, {}, tmp_path).leave({"a": 1.5})
