@@ -49,10 +49,10 @@ class Rows:
         self.ahead = np.zeros(slots)  # share of the next token that earlier steps have brought
         self._index = np.arange(slots)
 
-    def start(self, row: int, request: Request, uniform: F64, version: int, incarnation: int, speed: float = 1.0) -> None:
+    def start(self, row: int, request: Request, uniform: F64, version: int, incarnation: int, started: float, speed: float = 1.0) -> None:
         """Put a request at ``row``; its last prompt token is the first input."""
         self._widen(request.max_new_tokens, len(request.stop_ids))
-        self.running[row] = Running(request, incarnation, time.time(), [(0, version)])
+        self.running[row] = Running(request, incarnation, started, [(0, version)])
         self.n = max(self.n, row + 1)
         self.cut += request.sampling.cut
         self.last[row] = request.prompt[-1]

@@ -14,6 +14,7 @@ computed for several queued prompts ahead in one forward, and once for requests 
 from __future__ import annotations
 
 import copy
+import time
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -130,9 +131,10 @@ class TorchEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Completion]:
+        begun = time.time()  # what starts now starts here: the keys of its prompt are part of its first step
         if self._stale:
             self._recompute()
-        self._fill()
+        self._fill(begun)
         rows = self._rows
         if rows.n == 0:
             return []
@@ -164,7 +166,7 @@ class TorchEngine:
     def _tensor(self, column: npt.NDArray[np.generic]) -> Tensor:
         return torch.from_numpy(column).to(self._device)
 
-    def _fill(self) -> None:
+    def _fill(self, now: float) -> None:
         """Start waiting requests at free places; close the gaps that remain."""
         rows, in_use = self._rows, self._rows.n
         free = rows.take_free()
@@ -172,7 +174,7 @@ class TorchEngine:
         for row, ready in zip(free, starting, strict=False):
             if ready.keys is not None:
                 self._cache.put(row, ready.keys)
-            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation, self._speed(ready.request.key))
+            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation, now, self._speed(ready.request.key))
         for row in reversed([row for row in free[len(starting) :] if row < in_use]):
             # From the highest hole down, the last row is the hole itself or a running one.
             self._cache.move(rows.n - 1, row, int(rows.position[rows.n - 1]))

@@ -93,13 +93,18 @@ class Collector:
         self._work: dict[int, _Work] = {}  # by request id, until the member's verdict
         self._groups: dict[Slot, _Work] = {}
         self._results: list[Result] = []
-        self._generating = 0  # requests the engine has not completed
+        self._generating = 0
         self._next_id = 0
 
     @property
     def outstanding(self) -> int:
         """Groups assigned whose result ``step`` has not returned."""
         return len(self._groups) + len(self._results)
+
+    @property
+    def generating(self) -> int:
+        """Requests the engine has not completed, those that wait for a place among them."""
+        return self._generating
 
     def room(self) -> int:
         """How many more groups may be assigned."""

@@ -72,7 +72,7 @@ class Worker:
         while True:
             self._take_messages()
             if self._collector.outstanding:
-                with self._clock.span("generate" if self._engine.running else "verify"):
+                with self._clock.span("generate" if self._collector.generating else "verify"):
                     events = self._collector.step()
                 for event in events:
                     self._report(event)

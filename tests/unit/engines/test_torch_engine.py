@@ -1,5 +1,6 @@
 """The embedded engine against transformers: log-probs, tokens, independence of the batch, and how requests end."""
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Completion, Request
 from trimtab.engines.rows import Rows
 from trimtab.engines.torch_engine import TorchEngine
+from trimtab.engines.waiting import Ready
 from trimtab.records import Sampling, Segment, StopReason, TrimtabError
 
 EOS = 2
@@ -165,6 +167,20 @@ def test_a_freed_place_is_refilled_before_the_next_token() -> None:
     for length in lengths:
         places[places.index(min(places))] += length
     assert steps == max(places)
+
+
+def test_a_rollout_begins_with_the_step_that_computes_its_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = TorchEngine(tiny_policy(), TorchEngineOptions(slots=4))
+    take = engine._waiting.take
+
+    def slowly(wanted: int) -> list[Ready]:
+        time.sleep(0.05)
+        return take(wanted)
+
+    monkeypatch.setattr(engine._waiting, "take", slowly)
+    engine.submit(replace(requests(1)[0], max_new_tokens=1))
+    (done,) = engine.step()
+    assert done.finished - done.started >= 0.05
 
 
 def test_why_a_row_ends() -> None:
