@@ -16,7 +16,7 @@ import numpy as np
 from trimtab import keyed
 from trimtab.config.load import read_resolved, validate
 from trimtab.engines.options import EngineOptions, LatencyEngineOptions
-from trimtab.records import Group, Json, Rollout, Slot, TrimtabError
+from trimtab.records import Group, Json, Rollout, Slot, StopReason, TrimtabError
 from trimtab.report import runfiles
 from trimtab.report.runfiles import Row, number, pair
 from trimtab.sim.figures import BatchFacts, Figures, figures
@@ -32,37 +32,42 @@ _NOT_TRAINING = ("time/wait", "time/publish", "time/start", "time/other", *AFTER
 def fit(folder: Path, warm: int = WARM) -> Measured:
     """Groups and steps of a run of the local runtime, without those of the first ``warm`` batches.
 
-    The time of a decode step is that of a rollout in its slot over its steps. What publications took from the samplers is taken out of
-    it, in proportion, since the model adds it where it falls. Groups that were let go are in no rollout log: where selection drops many
-    of one kind, the fit lacks them.
+    The time of a decode step is that of a rollout in its slot over its steps. What the swaps in the middle of it took is taken out,
+    since the model adds it where it falls. Groups that were let go are in no rollout log: where selection drops many of one kind, the
+    fit lacks them.
 
     Raises:
         TrimtabError: the run has no rollout log (``store.rollouts``), or is too short.
     """
-    engine = _engine(folder)
+    config = validate(read_resolved(folder / "config.json"))
+    engine = _engine(config.engine)
     rows = _rows(folder, warm)
-    stolen = sum(_of(row, "publish/stage") + _of(row, "publish/pause") for row in rows)
-    busy = sum(_pair(row, "sampler/busy")[0] for row in rows)
+    steps_at = {round(number(row.get("batch")) or 0.0): _step(row) for row in rows}
+    swap_s = _mean([_of(row, "publish/stage") + _of(row, "publish/pause") for row in rows if "publish/pause" in _metrics(row)])
     first = number(rows[0].get("batch")) or 0.0
     logged = [g for entry in rollout_log.read(folder / "rollouts") if entry.batch >= first for g in entry.groups]
-    timed = [(g, r) for g in logged for r in g.rollouts if 0 < r.timing.started <= r.timing.finished <= r.timing.verified]
+    timed = [(g, r) for g in logged for r in g.rollouts if 0 < r.timing.started < r.timing.finished <= r.timing.verified]
     if not timed:
         raise TrimtabError.field("run folder", str(folder), "it has no rollouts after the warm-up; run with store.rollouts = true")
     steps = np.array([_steps(engine, g, r) for g, r in timed])
+    swaps = np.array([r.versions()[-1] - r.versions()[0] for _, r in timed])
     seconds = np.array([r.timing.finished - r.timing.started for _, r in timed])
-    factor = 1.0 - min(0.9, stolen / busy) if busy else 1.0
+    step_s = np.maximum(seconds - swap_s * swaps, 0.1 * seconds) / steps
+    unseen = StopReason.LENGTH if config.rollout.truncated == "wrong" else None  # judged without a scorer
     groups: dict[Slot, list[Member]] = {}
-    for (g, r), n in zip(timed, steps.tolist(), strict=True):
-        groups.setdefault(g.slot, []).append(Member(r.actions, n, 0.0, r.timing.verified - r.timing.finished, r.score))
-    return Measured(
-        {slot: tuple(members) for slot, members in groups.items()},
-        np.repeat(factor * seconds / steps, steps),
-        {round(number(row.get("batch")) or 0.0): _step(row) for row in rows},
-    )
+    for (g, r), n, s in zip(timed, steps.tolist(), step_s.tolist(), strict=True):
+        verdict_s = 0.0 if r.stop is unseen else _verdict_s(r.timing.verified - r.timing.finished, s)
+        groups.setdefault(g.slot, []).append(Member(r.actions, n, 0.0, verdict_s, r.score))
+    return Measured({slot: tuple(members) for slot, members in groups.items()}, np.repeat(step_s, steps), steps_at)
 
 
-def _engine(folder: Path) -> EngineOptions:
-    engine = validate(read_resolved(folder / "config.json")).engine
+def _verdict_s(seen_s: float, step_s: float) -> float:
+    """How long a verdict took that was seen after ``seen_s``. A sampler that decodes looks for it after each step only."""
+    steps = round(seen_s / step_s)
+    return (steps - 0.9) * step_s if steps else seen_s
+
+
+def _engine(engine: EngineOptions) -> EngineOptions:
     if isinstance(engine, LatencyEngineOptions) and engine.rollout_s is not None:
         raise TrimtabError.field("engine.rollout_s", engine.rollout_s, "rollouts that are held back do not tell how long a step takes")
     return engine
@@ -121,6 +126,10 @@ def _facts(row: Row) -> BatchFacts:
 def _metrics(row: Row) -> Mapping[str, object]:
     found = row.get("metrics")
     return found if isinstance(found, dict) else {}
+
+
+def _mean(values: list[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
 
 
 def _pair(row: Row, name: str) -> tuple[float, float]:

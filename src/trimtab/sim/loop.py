@@ -4,7 +4,7 @@
 
     samplers ── deliver ──▶ Pool ── form ──▶ learner: train, consumed, publish, after ──▶ samplers stage, then swap
         ▲                    │
-        └────── admit ◀──────┘   when a group comes back, a version is published or committed, a batch is asked for or formed
+        └────── admit ◀──────┘   in the controller's turns: when it hears of something, else at its next tick
 
 Nothing that decides is written again here: who is admitted, what is dropped, which groups form a batch is :mod:`trimtab.pool` and the
 methods of the configuration. Simulated are clocks. Scores come from the model of times, not from a policy: it tells ages, waits and rates,
@@ -13,6 +13,7 @@ never accuracies. Equal seeds give equal runs.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -24,13 +25,15 @@ from trimtab.config.run import LocalOptions, RunConfig
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Fate, Finished, Formed, Ticket
 from trimtab.records import Group, TrimtabError
+from trimtab.rollout.worker import PULSE_S
 from trimtab.runtime.build import make_pool
+from trimtab.runtime.controller import TICK_S
 from trimtab.sim.figures import BatchFacts, Figures, figures
 from trimtab.sim.model import Model, Step
 from trimtab.sim.sampler import Process, Sampler
 
 PROMPTS = 100_000  # rows of the simulated task, unless said otherwise
-TURN_S = 0.005  # the controller shares an interpreter with the learner: it has its turn within a switch interval
+TURN_S = 0.0015  # from a message to the controller's answer: a socket each way, and an interpreter that it shares with the learner
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,17 @@ class Simulated:
         return figures(self.batches, warm)
 
 
-def simulate(config: RunConfig, model: Model, seed: int = 0, until_s: float = float("inf"), prompts: int = PROMPTS) -> Simulated:
-    """A run of the local runtime, to the end of its plan or for ``until_s`` simulated seconds; ``prompts``: rows of its task.
+def simulate(
+    config: RunConfig,
+    model: Model,
+    seed: int = 0,
+    until_s: float = float("inf"),
+    prompts: int = PROMPTS,
+    batches: int | None = None,
+) -> Simulated:
+    """A run of the local runtime, to the end of its plan, for ``until_s`` simulated seconds, or for so many ``batches`` of its plan.
+
+    ``prompts``: rows of its task.
 
     Raises:
         TrimtabError: the configuration is of another runtime.
@@ -53,12 +65,12 @@ def simulate(config: RunConfig, model: Model, seed: int = 0, until_s: float = fl
     """
     if not isinstance(config.runtime, LocalOptions):
         raise TrimtabError.field("runtime.kind", config.runtime.kind, "the model has samplers beside a learner; use local")
-    return _Loop(config, config.runtime, model, seed, prompts).run(until_s)
+    return _Loop(config, config.runtime, model, seed, prompts, batches).run(until_s)
 
 
 class _Loop:
-    def __init__(self, config: RunConfig, runtime: LocalOptions, model: Model, seed: int, prompts: int) -> None:
-        self._config, self._model = config, model
+    def __init__(self, config: RunConfig, runtime: LocalOptions, model: Model, seed: int, prompts: int, most_batches: int | None) -> None:
+        self._config, self._model, self._most_batches = config, model, most_batches
         chain = config.chain()
         self._pool: Pool = make_pool(config, chain, prompts)
         self._env = simpy.Environment()
@@ -70,6 +82,9 @@ class _Loop:
         self._arrival = self._env.event()
         self._published: simpy.Event = self._env.event()
         self._published.succeed()
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._woken = False  # the controller will have a turn
+        self._turned = 0.0  # its last one
         self._let_go = 0
         self._batches: list[BatchFacts] = []
 
@@ -79,7 +94,30 @@ class _Loop:
         self._env.run(learner if until_s == float("inf") else self._env.any_of([learner, self._env.timeout(until_s)]))
         return Simulated(tuple(self._batches), dict(self._pool.facts(self._env.now).counts))
 
-    # ------------------------------------------------------------------------------------------------ samplers
+    # ------------------------------------------------------------------------------------------------ controller
+    def _tell(self, what: Callable[[], None] | None = None) -> None:
+        """The controller is woken, or told of something; what comes before its turn it hears then, too."""
+        if what is not None:
+            self._inbox.append(what)
+        if not self._woken:
+            self._woken = True
+            self._env.process(self._turn(TURN_S))
+
+    def _look_up(self) -> None:
+        """It has not been told of something: it finds out at its tick, or with the next pulse of a sampler."""
+        now = self._env.now
+        spoken = [(self._turned, TICK_S), *((sampler.spoke, PULSE_S) for sampler in self._samplers)]
+        self._env.process(self._turn(min(every - (now - last) % every for last, every in spoken)))
+
+    def _turn(self, seconds: float) -> Process:
+        yield self._env.timeout(seconds)
+        self._woken, self._turned, news = False, self._env.now, bool(self._inbox)
+        while self._inbox:
+            self._inbox.popleft()()
+        self._admit()
+        if news and not self._arrival.triggered:
+            self._arrival.succeed()
+
     def _admit(self) -> None:
         """Turn about, as the controller does."""
         able = list(self._samplers)
@@ -92,62 +130,62 @@ class _Loop:
                     able.remove(sampler)
 
     def _deliver(self, name: str, group: Group) -> None:
-        if self._pool.deliver(name, group).fate is Fate.DROPPED:
-            self._let_go += 1
-        self._admit()
-        if not self._arrival.triggered:
-            self._arrival.succeed()
+        def heard() -> None:
+            if self._pool.deliver(name, group).fate is Fate.DROPPED:
+                self._let_go += 1
+
+        self._tell(heard)
 
     # ------------------------------------------------------------------------------------------------ learner
     def _learn(self) -> Process:
         version = 0
         while True:
             begun = self._env.now
-            self._admit()
+            self._tell()
             while not isinstance(formed := self._pool.form(), Formed):
                 if isinstance(formed, Finished):
                     return
                 self._let_go += len(formed.let_go)
-                self._admit()  # what was let go has left places
+                if formed.let_go:  # places are free
+                    self._look_up()
                 self._arrival = self._env.event()
                 yield self._arrival
             waited = self._env.now - begun
-            self._admit()
             step = self._model.step(self._steps, formed.batch.number)
             yield self._env.timeout(step.train_s)
             version += step.applied
-            self._pool.consumed(version)  # the controller hears of it with the publication, or when it is next woken
+            self._pool.consumed(version)
             if step.applied:
                 yield self._published
                 yield self._env.timeout(step.publish_s)
-                self._published = self._env.process(self._publish(version, step))
-                self._env.process(self._turn())
+                self._publish(version, step)
+                self._tell()
+            else:  # places are free all the same
+                self._look_up()
             waiting = self._pool.facts(self._env.now).counts["waiting"]
             yield self._env.timeout(step.after_s)
             self._record(formed, waited, waiting)
+            if len(self._batches) == self._most_batches:
+                return
 
-    def _publish(self, version: int, step: Step) -> Process:
+    def _publish(self, version: int, step: Step) -> None:
         """Stage everywhere, then commit everywhere; every sampler answers at a step boundary of its own."""
-        yield self._everywhere(lambda sampler, done: sampler.stage(step.stage_s, done))
-        yield self._everywhere(lambda sampler, done: self._commit(sampler, version, step.pause_s, done))
+        self._published = self._env.event()
+        left = {"stage": len(self._samplers), "commit": len(self._samplers)}
 
-    def _turn(self) -> Process:
-        yield self._env.timeout(TURN_S)
-        self._admit()
+        def staged() -> None:
+            left["stage"] -= 1
+            if not left["stage"]:
+                for sampler in self._samplers:
+                    sampler.commit(version, step.pause_s, partial(self._tell, committed))
 
-    def _commit(self, sampler: Sampler, version: int, seconds: float, done: Callable[[], None]) -> None:
         def committed() -> None:
-            done()
-            self._admit()
+            left["commit"] -= 1
+            if not left["commit"]:
+                self._published.succeed()
 
-        sampler.commit(version, seconds, committed)
-
-    def _everywhere(self, ask: Callable[[Sampler, Callable[[], None]], None]) -> simpy.Event:
-        """All have answered."""
-        answers = [self._env.event() for _ in self._samplers]
-        for sampler, answer in zip(self._samplers, answers, strict=True):
-            ask(sampler, partial(_answered, answer))
-        return self._env.all_of(answers)
+        for sampler in self._samplers:
+            sampler.stage(step.stage_s, partial(self._tell, staged))
 
     def _record(self, formed: Formed, waited: float, waiting: int) -> None:
         versions = [r.versions().astype(np.int64) for r in formed.batch.rollouts]
@@ -167,7 +205,3 @@ class _Loop:
             )
         )
         self._let_go = 0
-
-
-def _answered(answer: simpy.Event) -> None:
-    answer.succeed()

@@ -1,6 +1,8 @@
 """One simulated rollout worker: continuous batching over slots, weights swapped between two decode steps.
 
 [ stage or swap what has come ─▶ fill free slots ─▶ one decode step ─▶ hand in what is whole and verified ]*
+
+What comes about while it decodes or swaps (a verdict, the end of a rollout that was held back) it sees when it is done with that.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import simpy
@@ -62,6 +65,9 @@ class Sampler:
         self._steps = 0
         self._commits: list[tuple[int, int]] = [(-1, 0)]  # from that step on, version
         self._idle, self._busy, self._since = 0.0, 0.0, 0.0
+        self._decoding = self._swapping = False
+        self._unseen: deque[Callable[[], None]] = deque()  # what has come about meanwhile
+        self.spoke = 0.0  # when it last told the controller anything
         self._wake = env.event()
         env.process(self._run())
 
@@ -97,7 +103,7 @@ class Sampler:
     def _charge(self) -> None:
         passed = self.env.now - self._since
         self._since = self.env.now
-        if self._outstanding:
+        if self._outstanding or self._swapping:
             self._busy += passed
         else:
             self._idle += passed
@@ -115,17 +121,36 @@ class Sampler:
         while True:
             while self._messages:
                 message = self._messages.popleft()
+                self._charge()
+                self._swapping = True
                 yield self.env.timeout(message.seconds)
+                self._charge()
+                self._swapping = False
+                self.spoke = self.env.now
                 message.done()
+            self._look()
             self._fill()
             if not self._rows:
                 self._wake = self.env.event()
                 yield self._wake
                 continue
+            self._decoding = True
             yield self.env.timeout(self._model.decode_s(self._rng))
+            self._decoding = False
             for row in self._rows.pop(self._steps, ()):
                 self._decoded(row)
             self._steps += 1
+            self._look()
+
+    def _look(self) -> None:
+        while self._unseen:
+            self._unseen.popleft()()
+
+    def _see(self, what: Callable[[], None]) -> None:
+        if self._decoding or self._swapping:
+            self._unseen.append(what)
+        else:
+            what()
 
     def _fill(self) -> None:
         while self._queue and self._taken < self._slots:
@@ -143,7 +168,7 @@ class Sampler:
 
     def _hold(self, row: _Row, rollout: Rollout, seconds: float) -> Process:
         yield self.env.timeout(seconds)
-        self._finished(row, rollout)
+        self._see(partial(self._finished, row, rollout))
         self._notify()
 
     def _finished(self, row: _Row, rollout: Rollout) -> None:
@@ -151,13 +176,21 @@ class Sampler:
         group = row.group
         group.rollouts.append(rollout)
         group.verified = max(group.verified, self.env.now + row.what.verify_s)
-        if len(group.rollouts) == group.size:
-            self.env.process(self._hand_in(group))
+        if len(group.rollouts) < group.size:
+            return
+        if group.verified > self.env.now:
+            self.env.process(self._verify(group))
+        else:
+            self._hand_in(group)
 
-    def _hand_in(self, group: _Group) -> Process:
+    def _verify(self, group: _Group) -> Process:
         yield self.env.timeout(group.verified - self.env.now)
+        self._see(partial(self._hand_in, group))
+
+    def _hand_in(self, group: _Group) -> None:
         self._charge()
         self._outstanding -= 1
+        self.spoke = self.env.now
         t = group.ticket
         rollouts = tuple(sorted(group.rollouts, key=lambda r: r.member))
         self._deliver(self.name, Group(slot=t.slot, prompt=t.prompt, attempt=t.attempt, seed=0, task="sim", source="", rollouts=rollouts))

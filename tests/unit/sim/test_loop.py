@@ -104,6 +104,40 @@ def test_stage_and_pause_stop_decoding() -> None:
     assert [b - a for a, b in pairwise(ends[1:])] == pytest.approx([7.0] * 4, abs=0.05)
 
 
+def test_a_batch_that_is_no_step_frees_places_at_the_next_tick() -> None:
+    """Nothing is published, so nobody wakes the controller: it looks up 0.1 s after its last turn, when the batch was asked for."""
+    times = given_times(applied=0.0, train_s=LogNormal(0.02), after_s=0.5)
+    run = simulate(config(max_lag=0, depth=0, batches=6), times)
+    ends = [b.end_s for b in run.batches]
+    # 4 s of sampling, and 0.1 s from the turn in which the last group came back, not the 0.52 s until the learner asks again.
+    assert [b - a for a, b in pairwise(ends)] == pytest.approx([4.1] * 5, abs=0.01)
+
+
+def test_a_verdict_is_seen_after_the_step_in_hand() -> None:
+    """Two slots: the short rollout ends at 2, its verdict comes at 2.4 and is seen at 3; the long one's at 9.4, where nothing decodes."""
+
+    class Judged(Table):
+        def group(self, rng: Rng, slot: Slot, members: int) -> list[Member]:
+            return [m._replace(verify_s=0.4) for m in super().group(rng, slot, members)]
+
+    run = simulate(config(max_lag=8, depth=1, engine__slots=2, batches=2), Judged([9, 2], Step(0.25)))
+    assert [b.end_s for b in run.batches] == pytest.approx([3.25, 9.65], abs=0.02)
+
+
+def test_a_swap_is_work() -> None:
+    """Depth 0: a sampler without groups is busy while it stages and swaps."""
+    run = simulate(config(max_lag=0, depth=0, batches=8), given_times(stage_s=0.2, pause_s=0.3))
+    assert run.figures(1).sampler_idle == pytest.approx(1 / 5.5, abs=0.01)
+
+
+def test_some_batches_of_a_longer_plan() -> None:
+    """A plan that goes on keeps its samplers busy; one that ends does not."""
+    times = given_times(train_s=LogNormal(4.2))
+    ends, goes_on = (simulate(config(max_lag=8, depth=4, engine__slots=1, batches=plan), times, batches=20).batches for plan in (20, 40))
+    assert len(ends) == len(goes_on) == 20
+    assert sum(b.idle_s for b in goes_on[-4:]) < 1 < sum(b.idle_s for b in ends[-4:])
+
+
 # ------------------------------------------------------------------------------------------------ laws
 PACE = '{ name = "pace", forgetting = "none" }'
 
