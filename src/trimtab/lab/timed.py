@@ -122,8 +122,7 @@ def predict(config: RunConfig, options: TimedOptions, told: Run, warm: int) -> F
         correct=told.mean("accuracy/train") or 0.0,
         applied=float(told.applied.mean()),
     )
-    learner = config.learner.model_copy(update={"batches": len(told.metrics)})
-    return simulate(config.model_copy(update={"learner": learner}), model, config.seed).figures(warm)
+    return simulate(config, model, config.seed, batches=len(told.metrics)).figures(warm)
 
 
 def _busy(told: Run) -> float:
