@@ -64,10 +64,9 @@ def run_experiment(
         print(f"interrupted: runs that ended are kept{'' if again else ', the same command goes on'}")
         return EXIT_INTERRUPTED
     page = output.write(found, folder(root, loaded.name, smoke=smoke), seeds)
-    why = output.provisional(found)
     for f in () if smoke else found.findings:
-        print(f"{output.mark(f.holds):<4} {f.says}")
-    print(f"{loaded.name}: {found.verdict}{f' ({why})' if why else ''}")
+        print(f"{output.mark(f):<4} {f.says}")
+    print(f"{loaded.name}: {output.judged(found)}")
     name, title = next(iter(loaded.experiment.measures)), output.headings(found)[0][0]
     print(f"{title}: {', '.join(f'{r.cell} {r.mean:.3f}' for r in found.results.rows() if r.metric == name and r.seeds)}")
     for job, reason in found.broken.items():

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 
+from trimtab.lab.checks import Finding
 from trimtab.lab.drawing import draw
 from trimtab.lab.drawing.material import Material
 from trimtab.lab.laboratory import ROOT, Found
@@ -78,7 +79,7 @@ def as_json(found: Found, seeds: int | None) -> dict[str, Json]:
     """``results.json``: the object of ``lab show --json``, and what the tables need besides."""
     e = found.loaded.experiment
     rows: list[Json] = [{name: finite(x) if isinstance(x, float) else x for name, x in asdict(row).items()} for row in found.results.rows()]
-    findings: list[Json] = [{"says": f.says, "holds": f.holds, "control": f.control, "compared": list(f.compared)} for f in found.findings]
+    findings: list[Json] = [{"says": f.says, "state": f.state, "role": f.role, "compared": list(f.compared)} for f in found.findings]
     return {
         "name": found.loaded.name,
         "claim": e.claim,
@@ -104,6 +105,13 @@ def provisional(found: Found) -> str:
         return ""
     fewest = min(found.results.seeds(c.name) for c in short)
     return f"{len(short)} of {len(found.results.cells)} cells have fewer seeds than the experiment asks for (fewest: {fewest})"
+
+
+def judged(found: Found) -> str:
+    """The verdict, and what keeps it from being more."""
+    fails = any(f.control and f.state == "fails" for f in found.findings)
+    why = [part for part in ("a control fails" if fails and not found.smoke else "", provisional(found)) if part]
+    return f"{found.verdict} ({'; '.join(why)})" if why else found.verdict
 
 
 def lines(found: Found) -> list[Line]:
@@ -146,10 +154,8 @@ def table(found: Found, seeds: int | None) -> str:
     head = ["cell", "arm", *e.grid, "seeds"]
     for title, beside in headings(found):
         head += [title, "reference", "difference"] if beside else [title]
-    why = provisional(found)
-    judged = f"**{found.verdict}**{f' ({why})' if why else ''}."
-    out = [f"# {found.loaded.name}", "", e.claim, "", judged, ""]
-    out += [f"* {mark(f.holds)} {f.says} ({'; '.join(f.compared)}){' – control' if f.control else ''}" for f in found.findings]
+    out = [f"# {found.loaded.name}", "", e.claim, "", f"**{judged(found)}**", ""]
+    out += [f"* {mark(f)} {f.says} ({'; '.join(f.compared)}){f' – {f.role}' if f.role else ''}" for f in found.findings]
     out += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for line in lines(found):
         row = [f"`{line.name}`", line.label, *line.at, str(line.seeds)]
@@ -163,8 +169,8 @@ def table(found: Found, seeds: int | None) -> str:
     return "\n".join(out)
 
 
-def mark(holds: bool | None) -> str:
-    return "?" if holds is None else "yes:" if holds else "no:"
+def mark(finding: Finding) -> str:
+    return {"holds": "yes:", "fails": "no:", "not run": "?", "no case": "no case:"}[finding.state]
 
 
 def _parquet(found: Found, path: Path) -> None:
@@ -237,9 +243,8 @@ def _page(found: Found, seeds: int | None, drawn: list[Drawn]) -> str:
         name=found.loaded.name,
         css=files("trimtab.report").joinpath("page.css").read_text(encoding="utf-8"),
         e=e,
-        verdict=found.verdict,
-        provisional=provisional(found),
-        findings=[(mark(f.holds), f) for f in found.findings],
+        verdict=judged(found),
+        findings=[(mark(f), f) for f in found.findings],
         axes=list(e.grid),
         headings=headings(found),
         lines=lines(found),

@@ -63,12 +63,54 @@ def test_what_is_compared_is_told() -> None:
 
 def test_nan_is_no_number() -> None:
     results = Results(CELLS[:1], ["final"], {("tis/lag=0", 0): {"final": math.nan}})
-    assert Check.model_validate({"says": "", "measure": "final", "at_least": 0.0}).of(results).holds is None
     assert results.rows()[0].seeds == 0
 
 
-def claim(holds: bool | None, control: bool = False) -> Finding:
-    return Finding("", holds, control, ())
+# Batches at which three seeds reached something: tis once, vcpo twice, b0 never; opob has not been run.
+REACHED = {"tis": [70.0, math.nan, math.nan], "vcpo": [30.0, 40.0, math.nan], "b0": [math.nan] * 3}
+MOMENTS = Results(
+    [CellName(arm, {}, arm) for arm in (*REACHED, "opob")],
+    ["reached"],
+    {(arm, seed): {"reached": x} for arm, values in REACHED.items() for seed, x in enumerate(values)},
+)
+
+
+@pytest.mark.parametrize(
+    ("check", "state"),
+    [
+        ({"arm": "vcpo", "at_most": 50}, "fails"),  # one never does, so the others do not pass for all
+        ({"arm": "vcpo", "at_most": 50, "never": "late"}, "fails"),
+        ({"arm": "vcpo", "at_most": 50, "never": "late", "over": "most seeds"}, "holds"),
+        ({"arm": "vcpo", "at_most": 50, "never": "left out"}, "holds"),
+        ({"arm": "vcpo", "at_most": 50, "never": "left out", "over": "every seed"}, "holds"),
+        ({"arm": "vcpo", "at_most": {"arm": "tis"}, "never": "late", "over": "every seed"}, "fails"),  # neither came: not early
+        ({"arm": "vcpo", "at_most": {"arm": "tis"}, "never": "late", "over": "most seeds"}, "holds"),
+        ({"arm": "tis", "at_least": {"arm": "vcpo"}, "never": "late", "over": "every seed"}, "holds"),
+        ({"arm": "vcpo", "at_most": {"arm": "b0"}, "never": "late", "over": "most seeds"}, "holds"),
+        ({"arm": "vcpo", "at_most": {"arm": "b0"}}, "fails"),
+        ({"arm": "b0", "at_most": 50}, "fails"),
+        ({"arm": "b0", "at_most": 50, "never": "left out"}, "no case"),
+        ({"arm": ["b0", "tis"], "at_most": 80, "never": "left out"}, "holds"),
+        ({"arm": "opob", "at_most": 50, "never": "left out"}, "not run"),
+        ({"arm": "vcpo", "at_most": {"arm": "opob"}}, "not run"),
+    ],
+)
+def test_what_never_came(check: dict[str, object], state: str) -> None:
+    assert Check.model_validate({"says": "", "measure": "reached", **check}).of(MOMENTS).state == state
+
+
+def test_a_mean_of_fewer_seeds_says_so() -> None:
+    found = Check.model_validate({"says": "", "measure": "reached", "arm": "vcpo", "at_most": 50, "never": "left out"}).of(MOMENTS)
+    assert found.compared == ("vcpo: 2 of 3 seeds have it, 35 <= 50",)
+    found = Check.model_validate({"says": "", "measure": "reached", "arm": "b0", "at_most": 50}).of(MOMENTS)
+    assert found.compared == ("b0: 0 of 3 seeds have it, never is not <= 50",)
+
+
+def claim(holds: bool | None, control: bool = False, decisive: bool = False) -> Finding:
+    return Finding("", "not run" if holds is None else "holds" if holds else "fails", control, decisive, ())
+
+
+NO_CASE = Finding("", "no case", False, False, ())
 
 
 @pytest.mark.parametrize(
@@ -80,7 +122,12 @@ def claim(holds: bool | None, control: bool = False) -> Finding:
         ([claim(True), claim(None)], "not judged"),
         ([claim(True, control=True), claim(True)], "reproduced"),
         ([claim(True, control=True), claim(False)], "not reproduced at this scale"),
-        ([claim(False, control=True), claim(True)], "not reproduced at this scale"),
+        ([claim(False, control=True), claim(True)], "not judged"),  # the experiment could not show it
+        ([claim(True), claim(False, decisive=True), claim(True)], "not reproduced at this scale"),
+        ([claim(True, decisive=True), claim(False)], "partly"),
+        ([claim(True), NO_CASE], "reproduced"),
+        ([claim(False), NO_CASE], "not reproduced at this scale"),
+        ([NO_CASE], "not judged"),
         ([], "not judged"),
     ],
 )

@@ -62,8 +62,9 @@ def test_an_experiment(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     metrics = root / "cells" / gone.key / "metrics.jsonl"
     before = runs.lines(metrics)
     shutil.rmtree(metrics.parent)
-    laboratory.run(loaded, root, small.Watching(), seeds=1)
+    fewer = laboratory.run(loaded, root, small.Watching(), seeds=1)
     assert runs.lines(metrics) == before
+    assert {fewer.results.seeds(cell.name) for cell in fewer.results.cells} == {2}  # what was run before is not forgotten
     assert sorted(p.name for p in metrics.parent.iterdir()) == [
         "cell.json", "config.json", "config.toml", "eval.jsonl", "events.jsonl", "metrics.jsonl", "summary.json",
     ]  # fmt: skip
