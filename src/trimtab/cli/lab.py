@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.lab import output
-from trimtab.lab.laboratory import folder, forecast_minutes, plan, run
+from trimtab.lab.laboratory import folder, forecast_minutes, run
 from trimtab.lab.load import load, shipped, taken
 from trimtab.lab.measures import absent
 from trimtab.lab.schedule import Job, State
@@ -47,7 +47,7 @@ def _listed(name: str, root: Path) -> tuple[str, str, str, str]:
     claim = loaded.experiment.claim
     shown = output.Shown.read(folder(root, name))
     if shown is None:
-        return name, "", f"~{forecast_minutes(plan(loaded)):.0f}", claim
+        return name, "", f"~{forecast_minutes(loaded):.0f}", claim
     verdict = f"{shown.table['verdict']}{' (provisional)' if shown.table['provisional'] else ''}"
     return name, verdict, f"{float(str(shown.table['wall_s'])) / 60:.0f}", claim
 

@@ -56,20 +56,25 @@ class Found:
 def plan(loaded: Loaded, seeds: int | None = None, *, smoke: bool = False) -> list[Job]:
     """All runs, seed by seed: whatever stops the experiment, every cell has had its turn."""
     e = loaded.experiment
-    options = e.runner_options(smoke=smoke)
-    refuse(e.runner, options)  # here rather than in a worker, once a cell
+    options = {arm: e.runner_options(arm, smoke=smoke) for arm in e.arms}
+    for own in options.values():
+        refuse(e.runner, own)  # here rather than in a worker, once a cell
     cells = [(cell, 1 if smoke else e.seeds_of(cell, seeds)) for cell in e.cells(smoke=smoke)]
     jobs = []
     for seed in range(max(n for _, n in cells)):
         for cell, n in cells:
             if seed < n:
                 config = loaded.config(cell, seed, smoke=smoke)
-                jobs.append(Job(cell, seed, keys.key(config, e.runner, options), config))
+                own = options[cell.arm]
+                jobs.append(Job(cell, seed, keys.key(config, e.runner, own), config, own))
     return jobs
 
 
-def forecast_minutes(jobs: Sequence[Job]) -> float:
-    """On one idle core; the quickstart's model size is assumed."""
+def forecast_minutes(loaded: Loaded) -> float:
+    """On one idle core: what the file says, or a guess from samples, for the quickstart's model size."""
+    if loaded.experiment.minutes is not None:
+        return loaded.experiment.minutes
+    jobs = plan(loaded)
     return sum({job.key: job.weight for job in jobs}.values()) * SECONDS / 60
 
 
@@ -97,8 +102,7 @@ def run(
         raise TrimtabError.field("cells", only, f"no cell is called so; there are {names}")
     store = Store(root)
     e = loaded.experiment
-    options, places = e.runner_options(smoke=smoke), 1 if e.alone else at_once
-    state = schedule.run(wanted, store, e.runner, options, places, budget_s, display, again=again)
+    state = schedule.run(wanted, store, e.runner, 1 if e.alone else at_once, budget_s, display, again=again)
     return collect(loaded, jobs, store, smoke=smoke, state=state)
 
 

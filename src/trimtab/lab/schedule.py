@@ -31,6 +31,7 @@ class Job:
     seed: int
     key: str
     config: RunConfig
+    options: Mapping[str, Json]  # of the runner
 
     @property
     def name(self) -> str:
@@ -110,7 +111,6 @@ def run(
     jobs: Sequence[Job],
     store: Store,
     runner: str,
-    options: Mapping[str, Json],
     at_once: int,
     budget_s: float,
     display: Display,
@@ -124,7 +124,7 @@ def run(
     store.sweep()
     unique = {job.key: job for job in reversed(jobs)}
     first = [job for job in jobs if unique[job.key] is job]
-    places = _Places(store, runner, options, {job.key: store.stamp(job.key) for job in first} if again else {})
+    places = _Places(store, runner, {job.key: store.stamp(job.key) for job in first} if again else {})
     waiting = [job for job in first if not places.done(job)]
     state = State(total=len(first), done=len(first) - len(waiting), waiting=waiting)
     until = time.perf_counter() + budget_s
@@ -146,9 +146,8 @@ def run(
 class _Places:
     """The processes, one a place, and what they are given. ``old``: stamps of runs that do not count."""
 
-    def __init__(self, store: Store, runner: str, options: Mapping[str, Json], old: Mapping[str, tuple[int, int] | None]) -> None:
-        self._store, self._runner, self._options = store, runner, options
-        self._old = old
+    def __init__(self, store: Store, runner: str, old: Mapping[str, tuple[int, int] | None]) -> None:
+        self._store, self._runner, self._old = store, runner, old
         self._children: dict[int, Child] = {}
 
     def done(self, job: Job) -> bool:
@@ -171,7 +170,7 @@ class _Places:
                 self._children[place] = Child("trimtab.lab.worker", "", patience_s=PATIENCE_S, threads=1)
             busy = state.running[place] = Busy(job, time.perf_counter(), self._store.begin(job.key), lock)
             with suppress(OSError):  # it is dead, which listening finds
-                task = Task(str(busy.folder), self._runner, self._options, job.config.model_dump(mode="json"))
+                task = Task(str(busy.folder), self._runner, job.options, job.config.model_dump(mode="json"))
                 self._children[place].connection.send(task)
 
     def _next(self, state: State) -> tuple[Job, Lock] | None:

@@ -27,6 +27,7 @@ class Arm(Options):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     label: str = Field("", description="in figures and tables; default: the arm's name")
+    options: dict[str, JsonValue] = Field(default_factory=dict, description="of the runner, where they differ from the experiment's")
     only: dict[str, tuple[Scalar, ...]] = Field(default_factory=dict, description="axis -> the values at which it is run; default: all")
 
     @property
@@ -86,6 +87,7 @@ class Experiment(Options):
     same: str = Field(
         "initial checkpoint, prompts, group size, optimizer and number of samples", description="what does not differ between arms"
     )
+    minutes: float | None = Field(None, gt=0, description="of one idle core, measured: what `trimtab lab list` says; default: a guess")
     preset: str = Field("quickstart", description="a preset, or a configuration file beside this one")
     runner: str = Field("train", description="train, another of trimtab.lab.runners, or your own module:function")
     options: dict[str, JsonValue] = Field(default_factory=dict, description="of the runner")
@@ -198,8 +200,9 @@ class Experiment(Options):
                     out.append(CellName(name, at, self.label(name)))
         return list({cell.arm: cell for cell in out}.values()) if smoke else out
 
-    def runner_options(self, *, smoke: bool = False) -> dict[str, Json]:
-        return merge(self.options, self.smoke_options) if smoke else dict(self.options)
+    def runner_options(self, arm: str, *, smoke: bool = False) -> dict[str, Json]:
+        options = merge(self.options, self.arms[arm].options)
+        return merge(options, self.smoke_options) if smoke else options
 
     def label(self, arm: str) -> str:
         return self.arms[arm].label or arm

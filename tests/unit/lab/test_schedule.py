@@ -64,8 +64,8 @@ class Seeing(Watching):
 
 
 def run(root: Path, display: Watching, keys: str, *, at_once: int = 1, budget_s: float = 60.0, again: bool = False) -> State:
-    jobs = [Job(CellName(key, {}, key), 0, key, CONFIG) for key in keys]
-    return schedule.run(jobs, Store(root), "train", {}, at_once, budget_s, display, again=again)
+    jobs = [Job(CellName(key, {}, key), 0, key, CONFIG, {}) for key in keys]
+    return schedule.run(jobs, Store(root), "train", at_once, budget_s, display, again=again)
 
 
 def ran(root: Path, keys: str, **options: object) -> list[str]:
