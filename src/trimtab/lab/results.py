@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from trimtab.lab.options import At
+from trimtab.lab.options import At, Scalar
 
 By = Mapping[tuple[str, int], Mapping[str, float]]  # (cell, seed) -> measure -> value
 
@@ -23,6 +23,10 @@ class CellName:
     def name(self) -> str:
         """``arm/axis=value/...``: how commands, checks and references call it."""
         return "/".join([self.arm, *(f"{axis}={value}" for axis, value in self.at.items())])
+
+    def value(self, axis: str) -> Scalar:
+        """Where it stands on an axis of the grid, or on ``arm``."""
+        return self.arm if axis == "arm" else self.at[axis]
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,10 +181,9 @@ class Experiment(Options):
         for c in self.cells():
             if not heat.holds(c.arm, c.at):
                 continue
-            one: dict[str, Scalar] = {"arm": c.arm, **c.at}
-            other = squares.setdefault(tuple(one[axis] for axis in named), c)
+            other = squares.setdefault(tuple(c.value(axis) for axis in named), c)
             if other != c:
-                axis = next(axis for axis, value in {"arm": other.arm, **other.at}.items() if value != one[axis])
+                axis = next(axis for axis in ("arm", *self.grid) if other.value(axis) != c.value(axis))
                 one_of = "arm" if axis == "arm" else f"at = {{ {axis} = ... }}"
                 remedy = f"a square would be several cells, which differ in {axis}; choose by {one_of} or name it in rows, columns or by"
                 raise TrimtabError.field(f"{at}.name", heat.name, remedy)

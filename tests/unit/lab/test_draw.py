@@ -163,7 +163,8 @@ def test_seeds_without_a_number_are_told() -> None:
     assert len(bars.axes[0].patches) == 3
     heat = drawn(figures.Heat(kind="heat", name="f", title="T", measure="final", rows="arm", columns="lag"), m)
     assert heat is not None
-    assert [t.get_text() for t in heat.axes[0].texts] == ["0.60\n2 of 3 seeds", "0.60", "0.65\n2 of 3 seeds"]
+    assert [t.get_text() for t in heat.axes[0].texts] == ["0.60\n2 of 3 seeds", "0 of 3 seeds", "0.60", "0.65\n2 of 3 seeds"]
+    assert [t.get_text() for t in heat.axes[0].get_xticklabels()] == ["0", "4", "8", "12"]
 
 
 def test_a_table_has_a_row_for_every_arm_whatever_they_are_called() -> None:

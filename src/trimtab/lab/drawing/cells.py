@@ -20,12 +20,11 @@ if TYPE_CHECKING:
 def sweep(figure: spec.Sweep, m: Material) -> Figure | None:
     lines: dict[str, list[CellName]] = {}  # an arm at what other axes there are
     for c in m.chosen(figure):
-        if figure.axis in c.at:
-            lines.setdefault(_without(c, figure.axis).name, []).append(c)
+        lines.setdefault(_without(c, figure.axis).name, []).append(c)
     lines = {name: members for name, members in lines.items() if any(m.numbers(c, figure.measure) for c in members)}
     if not lines:
         return None
-    values = list(dict.fromkeys(c.at[figure.axis] for members in lines.values() for c in members))
+    values = m.values(figure.axis, [c for members in lines.values() for c in members])
     bare = [_without(members[0], figure.axis) for members in lines.values()]
     looks, labels = m.looks(bare), m.labels(bare)
     note = "Dots are seeds, lines their means."
@@ -131,42 +130,39 @@ def bars(figure: spec.Bars, m: Material) -> Figure | None:
 def heat(figure: spec.Heat, m: Material) -> Figure | None:
     from matplotlib.colors import LinearSegmentedColormap
 
-    cells = [c for c in m.chosen(figure) if m.numbers(c, figure.measure)]
-    if not cells:
+    cells = m.chosen(figure)
+    means = {c.name: float(np.mean(x)) for c in cells if (x := m.numbers(c, figure.measure))}
+    if not means:
         return None
-    names = {c.arm: c.label for c in cells}
 
-    def of(c: CellName, axis: str) -> str:
-        return c.arm if axis == "arm" else str(c.at[axis])
+    def titles(axis: str) -> list[str]:
+        return [next(c.label for c in cells if c.arm == v) if axis == "arm" else str(v) for v in m.values(axis, cells)]
 
-    def titles(axis: str, values: Sequence[str]) -> list[str]:
-        return [names[v] if axis == "arm" else v for v in values]
-
-    tables = list(dict.fromkeys(of(c, figure.by) for c in cells)) if figure.by else [""]
-    rows, columns = (list(dict.fromkeys(of(c, axis) for c in cells)) for axis in (figure.rows, figure.columns))
+    rows, columns = titles(figure.rows), titles(figure.columns)
+    tables = list(zip(m.values(figure.by, cells), titles(figure.by), strict=True)) if figure.by else [(None, "")]
     note = f"{m.title(figure.measure)}, mean over seeds."
-    top, left = top_of(figure, note) + 0.35, 0.35 + CHARACTER * max(len(r) for r in titles(figure.rows, rows))
+    top, left = top_of(figure, note) + 0.35, 0.35 + CHARACTER * max(len(r) for r in rows)
     height = top + 0.45 + 0.36 * len(rows)
     drawn, _ = style.canvas(1, width=WIDTH, height=height, top=top)
     drawn.clear()
     axes = drawn.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     drawn.subplots_adjust(left / WIDTH, 0.42 / height, 0.985, 1 - top / height, wspace=0.06)
-    means = {c.name: float(np.mean(m.numbers(c, figure.measure))) for c in cells}
     low, high = min(means.values()), max(means.values())
     colors = LinearSegmentedColormap.from_list("blue", ["#ffffff", style.BLUE])
-    for ax, table in zip(axes, tables, strict=True):
+    for ax, (table, title) in zip(axes, tables, strict=True):
         grid = np.full((len(rows), len(columns)), np.nan)
         for c in cells:
-            if not figure.by or of(c, figure.by) == table:
-                i, j, mean = rows.index(of(c, figure.rows)), columns.index(of(c, figure.columns)), means[c.name]
-                grid[i, j] = mean
-                text = "\n".join(part for part in (style.short(mean), m.lacking(c, figure.measure)) if part)
+            if not figure.by or c.value(figure.by) == table:
+                i, j = (m.values(axis, cells).index(c.value(axis)) for axis in (figure.rows, figure.columns))
+                grid[i, j] = means.get(c.name, np.nan)
+                said = [style.short(means[c.name])] if c.name in means else []
+                text = "\n".join([*said, *([told] if (told := m.lacking(c, figure.measure)) else [])])
                 ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=style.INK)
         ax.pcolormesh(
             grid, cmap=colors, vmin=low - 0.15 * (high - low or 1), vmax=high + 0.3 * (high - low or 1), edgecolor="white", lw=1.5
         )
-        ax.set_xticks(np.arange(len(columns)) + 0.5, titles(figure.columns, columns))
-        ax.set_yticks(np.arange(len(rows)) + 0.5, titles(figure.rows, rows))
+        ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
+        ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
         ax.set_xlabel("" if figure.columns == "arm" else m.axes[figure.columns])
         ax.invert_yaxis()
         ax.grid(visible=False)
@@ -174,6 +170,6 @@ def heat(figure: spec.Heat, m: Material) -> Figure | None:
             spine.set_visible(False)
         ax.tick_params(length=0)
         if figure.by:
-            _axis_title(ax, f"{m.axes.get(figure.by, '')} {titles(figure.by, [table])[0]}".strip())
+            _axis_title(ax, f"{m.axes.get(figure.by, '')} {title}".strip())
     head(drawn, figure, note)
     return drawn

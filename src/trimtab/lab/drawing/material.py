@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.lab import figures as spec
 from trimtab.lab.measures import CellRun, Measure
+from trimtab.lab.options import Scalar
 from trimtab.lab.results import CellName, Results
 from trimtab.report import style
 
@@ -55,6 +56,11 @@ class Material:
         arms = len({c.arm for c in cells}) > 1 or len(cells) == 1
         axes = [a for a in (cells[0].at if cells else {}) if len({c.at.get(a) for c in cells}) > 1]
         return [", ".join([*([c.label] if arms else []), *(f"{self.axes[a]} {c.at[a]}" for a in axes)]) for c in cells]
+
+    def values(self, axis: str, cells: Sequence[CellName]) -> list[Scalar]:
+        """Where the cells stand on an axis, or their arms, in the experiment's order."""
+        there = {c.value(axis) for c in cells}
+        return list(dict.fromkeys(c.value(axis) for c in self.results.cells if c.value(axis) in there))
 
     def numbers(self, cell: CellName, measure: str) -> list[float]:
         """A measure of the cell, of the seeds that have it."""
