@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import resource
 import sys
 import time
 import traceback
@@ -15,6 +14,7 @@ from trimtab.config.load import validate
 from trimtab.lab.runners import Work, runner
 from trimtab.lab.schedule import OUTPUT, Ended, Task
 from trimtab.records import StoppedByDetector, TrimtabError
+from trimtab.telemetry.clock import cpu_used
 
 
 def main(connection: Connection) -> None:
@@ -36,7 +36,7 @@ def main(connection: Connection) -> None:
 
 def _run(task: Task, connection: Connection) -> Ended:
     """Run it. A run that a detector stopped is a result; one that anything else stopped is not."""
-    begun, used = time.perf_counter(), _cpu()
+    begun, used = time.perf_counter(), cpu_used()
     error = ""
     try:
         work = Work(validate(task.config), task.options, Path(task.folder))
@@ -50,12 +50,7 @@ def _run(task: Task, connection: Connection) -> Ended:
         traceback.print_exc()
         error = f"{type(failure).__name__}: {failure}"
     logging.getLogger("trimtab").handlers.clear()  # of the folder that is about to move
-    return Ended(error, time.perf_counter() - begun, _cpu() - used)
-
-
-def _cpu() -> float:
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(u.ru_utime + u.ru_stime for u in usages)
+    return Ended(error, time.perf_counter() - begun, cpu_used() - used)
 
 
 if __name__ == "__main__":

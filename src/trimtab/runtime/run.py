@@ -6,7 +6,6 @@ import gc
 import json
 import logging
 import os
-import resource
 import shutil
 import signal
 import threading
@@ -31,6 +30,7 @@ from trimtab.store.durable import write_atomic
 from trimtab.store.resume import prepare_resume
 from trimtab.store.run_folder import RunFolder
 from trimtab.store.tree import StateTree
+from trimtab.telemetry.clock import cpu_used
 from trimtab.telemetry.logging import configure
 
 log = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
 def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None, *, report: bool = True) -> Summary:
     session.open()
     begun, wall_before = time.perf_counter(), session.tally.wall_s
-    used, cpu_before = _cpu_used(), session.tally.cpu_s
+    used, cpu_before = cpu_used(), session.tally.cpu_s
     status: Status = "failed"
     reason = ""
     try:
@@ -155,19 +155,13 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     finally:
         # The running totals lack what lies outside batches: start-up, evaluations, checkpoints.
         session.tally.wall_s = wall_before + time.perf_counter() - begun
-        session.tally.cpu_s = cpu_before + _cpu_used() - used
+        session.tally.cpu_s = cpu_before + cpu_used() - used
         summary = _summary(session, status, reason)
         summary.write(session.folder.path, write_atomic)
         session.close()
         if report and status != "failed":  # where a rule has stopped the run, the report says why
             _report(session.folder)
     return summary
-
-
-def _cpu_used() -> float:
-    """CPU-seconds of this process and of the children that have ended."""
-    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Callable[[], bool]], bool]:

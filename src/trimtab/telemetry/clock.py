@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,12 @@ from trimtab.records import Json
 
 OTHER = "other"
 _Stretch = tuple[str, float, float]  # what, start, end
+
+
+def cpu_used() -> float:
+    """CPU-seconds of this process and of its children that have ended."""
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in usages)
 
 
 @dataclass(frozen=True, slots=True)
