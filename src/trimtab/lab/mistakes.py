@@ -14,16 +14,19 @@ from trimtab.records import Json, TrimtabError
 M = TypeVar("M", bound=BaseModel)
 
 
-def checked(model: type[M], options: Mapping[str, Json]) -> M:
-    """A runner's ``options``.
+def checked(model: type[M], options: Mapping[str, Json], *at: str) -> M:
+    """A runner's ``options``, or what stands in them under the keys ``at``.
 
     Raises:
         TrimtabError: they are not what the model says.
     """
+    given: object = options
+    for key in at:
+        given = given[key] if isinstance(given, Mapping) else None
     try:
-        return model.model_validate(options)
+        return model.model_validate(given)
     except ValidationError as error:
-        errors: list[ErrorDetails] = [{**e, "loc": ("options", *e["loc"])} for e in error.errors()]
+        errors: list[ErrorDetails] = [{**e, "loc": ("options", *at, *e["loc"])} for e in error.errors()]
         schema = model.model_json_schema()
         names = [name for part in (schema, *schema.get("$defs", {}).values()) for name in part.get("properties", {})]
         raise TrimtabError(sentence({"options": options}, errors, names)) from None

@@ -20,8 +20,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
-
+from trimtab.lab.mistakes import checked
 from trimtab.lab.numerics import NUMERICS
 from trimtab.learner.options import WarmstartOptions
 from trimtab.records import Json, TrimtabError
@@ -42,12 +41,7 @@ def recipe(model: str, options: Mapping[str, Json]) -> WarmstartOptions | None:
     if not isinstance(recipes, dict) or name not in recipes:
         there = ", ".join(recipes) if isinstance(recipes, dict) else "none"
         raise TrimtabError.field("model", model, f"options.models has no such recipe; there are {there}")
-    try:
-        return WarmstartOptions.model_validate(recipes[name])
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("options.models", name, *first["loc"])))
-        raise TrimtabError.field(where, first["input"], first["msg"]) from None
+    return checked(WarmstartOptions, options, RECIPES, name)
 
 
 def made(wanted: WarmstartOptions, root: Path) -> tuple[Path, float]:
