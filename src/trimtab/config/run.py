@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
+from trimtab.config.shaped import shaped
 from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions, TorchEngineOptions
 from trimtab.learner.options import LearnerOptions
@@ -19,6 +20,8 @@ from trimtab.rollout.options import RolloutOptions
 from trimtab.store.options import StoreOptions
 from trimtab.tasks.options import ReasoningGymOptions, TaskOptions, VerifierOptions
 from trimtab.telemetry.options import TelemetryOptions
+
+NAMES = "it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first"
 
 
 class _Options(BaseModel):
@@ -74,7 +77,7 @@ class EvalOptions(_Options):
 class RunConfig(_Options):
     """Everything that determines a run."""
 
-    name: str = Field("run", pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$", description="folder below runs/")
+    name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
     seed: int = Field(0, ge=0)
     model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
     methods: tuple[Entry, ...] = ()

@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import math
+import re
 from statistics import NormalDist
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 from trimtab import keyed
 from trimtab.records import TrimtabError
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+def _device(name: str) -> str:
+    if not _DEVICE.fullmatch(name):
+        raise ValueError('Trimtab computes on "cpu" and on NVIDIA GPUs ("cuda", or "cuda:1" for one of several); use cpu here')
+    return name
+
+
+Device = Annotated[str, AfterValidator(_device)]
 
 
 class TorchEngineOptions(BaseModel):
@@ -20,7 +32,7 @@ class TorchEngineOptions(BaseModel):
     kind: Literal["torch"] = "torch"
     slots: int = Field(64, ge=1, description="rows decoded together")
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: Device = Field("cpu", description="cpu, cuda, or cuda:N for one of several")
     cache_policy: Literal["recompute", "keep"] = Field(
         "recompute", description="at a weight swap: compute the keys of running rows again under the new weights, or keep the old ones"
     )

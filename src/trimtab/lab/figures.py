@@ -6,11 +6,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from trimtab.config.shaped import shaped
 from trimtab.lab.options import OfMetric, Where
 
 
 class _Figure(Where):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="of its files")
+    name: Annotated[str, shaped(r"[a-z0-9][a-z0-9-]*", "use lower-case letters, digits and hyphens, no hyphen first")] = Field(
+        description="of its files"
+    )
     title: str = Field(description="what is to be seen, one short sentence")
     note: str = Field("", description="below the title: what the reader must know to read it")
 

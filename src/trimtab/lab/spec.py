@@ -9,6 +9,7 @@ from typing import Annotated, Self
 from pydantic import ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from trimtab.config.run import RunConfig
+from trimtab.config.shaped import shaped
 from trimtab.lab.checks import Check
 from trimtab.lab.figures import Bars, Curves, Figure, Heat, Sweep
 from trimtab.lab.measures import Alarm, Crosses, Difference, Measure, Versus
@@ -17,7 +18,13 @@ from trimtab.lab.results import CellName
 from trimtab.records import Json, TrimtabError
 
 Table = dict[str, JsonValue]  # overrides of a run's configuration, as in a configuration file
-Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._+-]*$")]
+Name = Annotated[
+    str,
+    shaped(
+        r"[A-Za-z0-9_][A-Za-z0-9._+-]*",
+        "it becomes part of file names: use letters, digits, dots, hyphens, pluses and underscores, no dot, hyphen or plus first",
+    ),
+]
 SMOKE: Table = {"learner": {"batches": 3}, "eval": {"prompts": 8}}
 
 

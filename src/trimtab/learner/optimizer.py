@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
-from trimtab.learner.options import AdamWOptions, ConstantOptions, WSDOptions
+from trimtab.learner.options import AdamWOptions, ConstantOptions, CosineOptions, Schedule
 
 
-def schedule_factor(options: ConstantOptions | WSDOptions, applied: int) -> float:
+def schedule_factor(options: Schedule, applied: int) -> float:
     """Factor on the learning rate for the step after ``applied`` applied ones."""
     if applied < options.warmup:
         return (applied + 1) / options.warmup
     if isinstance(options, ConstantOptions):
         return 1.0
+    if isinstance(options, CosineOptions):
+        share = min(1.0, (applied - options.warmup + 1) / options.decay)
+        return options.floor + (1.0 - options.floor) * (1.0 + math.cos(math.pi * share)) / 2.0
     past = applied - options.warmup - options.stable
     if past < 0 or options.decay == 0:
         return 1.0
@@ -27,7 +31,7 @@ def schedule_factor(options: ConstantOptions | WSDOptions, applied: int) -> floa
 class ScheduledAdamW:
     """AdamW whose step takes a multiplier in (0, 1] on the scheduled learning rate (decoupled decay scales with it)."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter], options: AdamWOptions, schedule: ConstantOptions | WSDOptions) -> None:
+    def __init__(self, parameters: Iterable[nn.Parameter], options: AdamWOptions, schedule: Schedule) -> None:
         self.parameters = [p for p in parameters if p.requires_grad]
         self._options, self._schedule = options, schedule
         self.applied = 0

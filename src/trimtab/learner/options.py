@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trimtab.engines.options import Device
 from trimtab.methods.protocol import Reduction
 
 
@@ -39,7 +40,19 @@ class WSDOptions(_Options):
     floor: float = Field(0.0, ge=0, le=1)
 
 
-Schedule = Annotated[ConstantOptions | WSDOptions, Field(discriminator="kind")]
+class CosineOptions(_Options):
+    """Linear up over ``warmup``, then down half a cosine to ``floor`` over ``decay`` steps (Loshchilov & Hutter 2017), constant from there.
+
+    Counted in applied steps: for a run to its end, ``decay`` = learner.batches x updates_per_batch x epochs - ``warmup``.
+    """
+
+    kind: Literal["cosine"]
+    warmup: int = Field(0, ge=0)
+    decay: int = Field(ge=1)
+    floor: float = Field(0.0, ge=0, le=1)
+
+
+Schedule = Annotated[ConstantOptions | WSDOptions | CosineOptions, Field(discriminator="kind")]
 
 
 class CriticAdamWOptions(AdamWOptions):
@@ -78,7 +91,7 @@ class LearnerOptions(_Options):
     norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
     norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
-    device: str = Field("cpu", pattern=r"^(cpu|cuda(:\d+)?)$")
+    device: Device = Field("cpu", description="cpu, cuda, or cuda:N for one of several")
     probe_gap: float = Field(1e-3, gt=0, description="largest |engine - learner| log-prob the start-up probe accepts")
     entropy: bool = Field(True, description="log the policy's entropy (one more pass over the logits)")
     keep_refused: bool = Field(True, description="save the batch of a refused step for inspection")

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import BaseModel
 
 from trimtab.config.load import differences, load, override, presets, read_resolved, read_table, to_toml, validate
 from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions, LockstepOptions, RunConfig
+from trimtab.lab.spec import Experiment
+from trimtab.methods.registry import method_class, names
 from trimtab.records import TrimtabError
 
 TABLE: dict[str, Any] = {
@@ -150,13 +153,18 @@ def test_an_override_that_is_none(assignment: str, said: str) -> None:
         (["task.kind=jsonl"], "task.path is missing: it has no default, set it in the file or as task.path=VALUE"),
         (["learner.batches=0"], "learner.batches = 0: Input should be greater than 0"),
         (["learner.batches=many"], "learner.batches = 'many': Input should be a valid integer"),
-        (["learner.device=tpu"], "learner.device = 'tpu': String should match pattern"),
+        (["learner.device=tpu"], 'learner.device = \'tpu\': Trimtab computes on "cpu" and on NVIDIA GPUs ("cuda", or "cuda:1" for one'),
+        (["engine.device=mps"], "engine.device = 'mps': Trimtab computes on \"cpu\" and on NVIDIA GPUs"),
+        (["engine.kind=latency", "engine.device=gpu"], "engine.device = 'gpu': Trimtab computes on \"cpu\" and on NVIDIA GPUs"),
+        (['engine.device="cuda:0\\n"'], "engine.device = 'cuda:0\\n': Trimtab computes on"),
         (["learner.dtype=float64"], "engine.dtype = 'float32': weights are published as they are and learner.dtype is float64"),
         (["rollout.top_p=1.5"], "rollout.top_p = 1.5: Input should be less than or equal to 1"),
         (["rollout.group_size=4", "rollout.min_group=5"], "rollout.min_group = 5: a group has rollout.group_size = 4 rollouts; lower it"),
         (["task.system=hi"], "task.system needs task.chat = true"),
         (["learner.reduction=mean"], "learner.reduction = 'mean': Input should be 'seq_mean_token_mean', "),
-        (["name=a/b"], "name = 'a/b': String should match pattern"),
+        (["name=a/b"], "name = 'a/b': it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first"),
+        (["name=.."], "name = '..': it becomes a folder"),
+        (['name="run\\n"'], "name = 'run\\n': it becomes a folder"),
         (["methods=vcpo"], "methods = 'vcpo': methods is a list; write [\"vcpo\"]"),
         (["methods=[3]"], "methods.0 = 3: "),
         (["methods=[{c = 2}]"], "methods.0.name is missing"),
@@ -176,6 +184,12 @@ def test_an_override_that_is_none(assignment: str, said: str) -> None:
 )
 def test_whatever_is_wrong_is_named_with_its_value_and_the_remedy(overrides: Sequence[str], said: str) -> None:
     assert refused(*overrides).startswith(said)
+
+
+def test_no_option_is_refused_by_showing_a_regular_expression() -> None:
+    """Pydantic's message of a pattern is the pattern."""
+    models: list[type[BaseModel]] = [RunConfig, Experiment, *(method_class(name).Options for name in names())]
+    assert [model.__name__ for model in models if '"pattern"' in json.dumps(model.model_json_schema())] == []
 
 
 def test_a_task_must_say_its_kind() -> None:
@@ -208,6 +222,7 @@ VARIANTS: dict[str, list[str]] = {
     "lockstep": ["runtime.kind=lockstep", "runtime.lag=2", "runtime.swap_every=4"],
     "no bound": ["runtime.kind=local", "runtime.max_lag=none", "runtime.depth=3"],
     "wsd": ['learner.schedule={kind = "wsd", warmup = 1, stable = 2, decay = 3}', "learner.micro_tokens=100"],
+    "cosine": ['learner.schedule={kind = "cosine", decay = 3, floor = 0.1}'],
     "ppo": ['methods=["grpo", {name = "ppo_clip", dual = 3.0}]'],
     "ppo without dual": ['methods=["grpo", "ppo_clip"]'],
     "replaced": ['methods=["vcpo", {name = "opob", weighting = "exact"}, {name = "ess", reference = "calibrate"}]'],

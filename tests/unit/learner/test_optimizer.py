@@ -10,11 +10,15 @@ import torch
 from torch import nn
 
 from trimtab.learner.optimizer import ScheduledAdamW, schedule_factor
-from trimtab.learner.options import AdamWOptions, ConstantOptions, WSDOptions
+from trimtab.learner.options import AdamWOptions, ConstantOptions, CosineOptions, Schedule, WSDOptions
 
 
 def wsd(**fields: float) -> WSDOptions:
     return WSDOptions.model_validate({"kind": "wsd", "warmup": 3, "stable": 4, "decay": 4, "floor": 0.2, **fields})
+
+
+def cosine(**fields: float) -> CosineOptions:
+    return CosineOptions.model_validate({"kind": "cosine", "warmup": 2, "decay": 4, **fields})
 
 
 @pytest.mark.parametrize(
@@ -25,10 +29,13 @@ def wsd(**fields: float) -> WSDOptions:
         (wsd(), [1 / 3, 2 / 3, 1, 1, 1, 1, 1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2]),
         (wsd(warmup=0, stable=1, floor=0), [1, 0.75, 0.5, 0.25, 0, 0]),
         (wsd(warmup=0, stable=2, decay=0, floor=0), [1, 1, 1, 1]),
+        (cosine(), [0.5, 1, 0.8535533906, 0.5, 0.1464466094, 0, 0, 0]),
+        (cosine(warmup=0, decay=3, floor=0.2), [0.8, 0.4, 0.2, 0.2]),
+        (cosine(warmup=0, decay=1, floor=0.1), [0.1, 0.1]),
     ],
-    ids=["constant", "warmup", "wsd", "to zero", "no decay"],
+    ids=["constant", "warmup", "wsd", "to zero", "no decay", "cosine", "cosine with a floor", "cosine of one step"],
 )
-def test_the_factor_of_every_step(schedule: ConstantOptions | WSDOptions, factors: list[float]) -> None:
+def test_the_factor_of_every_step(schedule: Schedule, factors: list[float]) -> None:
     assert [schedule_factor(schedule, t) for t in range(len(factors))] == pytest.approx(factors)
 
 
@@ -92,10 +99,11 @@ def test_update_norm_reads_and_moves_nothing() -> None:
     assert optimizer.update_norm() == 0.0
 
 
+@pytest.mark.parametrize("schedule", [wsd(), cosine()], ids=["wsd", "cosine"])
 @pytest.mark.parametrize("after", [0, 1, 3])
-def test_a_restored_optimizer_goes_on_bit_for_bit(after: int) -> None:
+def test_a_restored_optimizer_goes_on_bit_for_bit(after: int, schedule: Schedule) -> None:
     a = parameters()
-    options, schedule = AdamWOptions(lr=0.01), wsd()
+    options = AdamWOptions(lr=0.01)
     one = ScheduledAdamW(a, options, schedule)
     for t in range(after):
         with_gradients(a, t)
