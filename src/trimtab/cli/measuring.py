@@ -21,9 +21,9 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
     torch.set_num_threads(1)
     from importlib import import_module
 
-    from trimtab.lab.rows import Row, report
+    from trimtab.bench.rows import Row, report
 
-    module = import_module(f"trimtab.lab.bench_{name}")
+    module = import_module(f"trimtab.bench.bench_{name}")
     if not as_json:
         print(inspect.getdoc(module), "\n")
     rows = module.run() if rounds is None else module.run(rounds=rounds)

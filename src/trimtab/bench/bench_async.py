@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from trimtab.config.load import load
-from trimtab.lab.rows import Row
+from trimtab.bench.rows import Row
 from trimtab.runtime.run import start
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord

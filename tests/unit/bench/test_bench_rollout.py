@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.lab import bench_rollout
+from trimtab.bench import bench_rollout
 
 
 @pytest.mark.slow

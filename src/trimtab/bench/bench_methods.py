@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
-from trimtab.lab.bench_norms import GROUP, SIZES, Size, batch_of, model_of
-from trimtab.lab.pool_cost import POOL, WAITING, pooled
-from trimtab.lab.rows import Row, spread
+from trimtab.bench.bench_norms import GROUP, SIZES, Size, batch_of, model_of
+from trimtab.bench.pool_cost import POOL, WAITING, pooled
+from trimtab.bench.rows import Row, spread
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner

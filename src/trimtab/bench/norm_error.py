@@ -1,6 +1,6 @@
 """How far estimated gradient norms are off, on a batch that a model samples of its own task.
 
-    python -m trimtab.lab.norm_error [FILE] [--model FOLDER]      FILE: a configuration or preset, for its task; default quickstart
+    python -m trimtab.bench.norm_error [FILE] [--model FOLDER]      FILE: a configuration or preset, for its task; default quickstart
 
 An estimate's scale does not matter to a baseline, so errors are those of log(estimate / exact) around its mean over the rollout's
 group. ``baseline`` is the mean distance of b* from the one of exact norms, over groups of mixed rewards; the row ``group mean`` has
@@ -101,7 +101,7 @@ def sample(config: RunConfig, folder: str) -> tuple[PreTrainedModel, list[Group]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m trimtab.lab.norm_error", description="How far estimated gradient norms are off.")
+    parser = argparse.ArgumentParser(prog="python -m trimtab.bench.norm_error", description="How far estimated gradient norms are off.")
     parser.add_argument("file", nargs="?", default="quickstart")
     parser.add_argument("--model", help="a model folder other than the configuration's")
     asked = parser.parse_args()

@@ -7,7 +7,7 @@ from typing import cast
 
 import numpy as np
 
-from trimtab.lab.bench_norms import GROUP
+from trimtab.bench.bench_norms import GROUP
 from trimtab.methods.acts import Accepts
 from trimtab.methods.pool_side import GroupStats, PoolView, Selects
 from trimtab.methods.protocol import Point

@@ -1,6 +1,6 @@
 """The benchmark measures what it says: every case is there, and both sides make the same kind of update."""
 
-from trimtab.lab.bench_norms import SIZES, Size, run
+from trimtab.bench.bench_norms import SIZES, Size, run
 
 
 def test_rows_of_a_tiny_size() -> None:

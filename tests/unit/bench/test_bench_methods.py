@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.lab import bench_methods
-from trimtab.lab.bench_methods import CRITIC, PLAIN, Meter
-from trimtab.lab.bench_norms import Size, model_of
-from trimtab.lab.pool_cost import pooled
+from trimtab.bench import bench_methods
+from trimtab.bench.bench_methods import CRITIC, PLAIN, Meter
+from trimtab.bench.bench_norms import Size, model_of
+from trimtab.bench.pool_cost import pooled
 from trimtab.learner.gradient import CosineSketch
 from trimtab.methods.points import Point
 from trimtab.methods.registry import build, method_class, names

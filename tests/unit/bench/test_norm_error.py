@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from support.updates import make_batch, plain_logps, tiny_model
-from trimtab.lab.norm_error import errors
+from trimtab.bench.norm_error import errors
 
 
 def test_errors_of_a_tiny_model() -> None:

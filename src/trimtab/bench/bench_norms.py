@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from trimtab import functional as F
-from trimtab.lab.rows import Row, spread
+from trimtab.bench.rows import Row, spread
 from trimtab.learner.norms.estimate import Route
 from trimtab.learner.packing import Packed, pack
 from trimtab.learner.passes import PackedModel

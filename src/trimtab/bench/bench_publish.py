@@ -20,8 +20,8 @@ from trimtab.engines.digest import weights_digest
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Request
 from trimtab.engines.torch_engine import TorchEngine
-from trimtab.lab.models import bench_policy
-from trimtab.lab.rows import Row, spread
+from trimtab.bench.models import bench_policy
+from trimtab.bench.rows import Row, spread
 from trimtab.records import Sampling
 from trimtab.weights.shared import SharedBlocks
 
