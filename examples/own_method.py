@@ -28,11 +28,11 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trimtab.methods.protocol import Method, MethodOptions, Refuse, State, Status, StepResult, StepView
+from trimtab.control.protocol import Method, MethodOptions, Refuse, State, Status, StepResult, StepView
 from trimtab.records import Decision, TrimtabError
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class DriftBrakeOptions(MethodOptions):

@@ -12,7 +12,7 @@ import pytest
 
 from support import runs
 from support.cli import cli
-from trimtab.methods.registry import method_class, names
+from trimtab.control.registry import method_class, names
 from trimtab.store import checkpoint
 from trimtab.telemetry.metrics import BatchRecord
 

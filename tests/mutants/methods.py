@@ -188,7 +188,7 @@ METHODS = (
     Mutant(
         0,
         "a norm of zero counts in the median",
-        "methods/running.py",
+        "control/running.py",
         "if applied and self._proposed > 0.0:",
         "if applied and self._proposed >= 0.0:",
         f"{CLIPS}::test_skipped_updates_and_zero_norms_teach_nothing",
@@ -205,7 +205,7 @@ METHODS = (
     Mutant(
         8,
         "PACE rejects what the batch needs",
-        "methods/budget.py",
+        "control/rejection.py",
         "min(whole, waiting - want))",
         "whole)",
         f"{PACE}::test_the_budget_never_starves_the_learner",

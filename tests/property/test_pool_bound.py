@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trimtab.methods.protocol import Reject, Selection
-from trimtab.methods.registry import build
+from trimtab.control.protocol import Reject, Selection
+from trimtab.control.registry import build
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool

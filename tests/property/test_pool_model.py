@@ -11,7 +11,7 @@ from typing import NamedTuple
 import pytest
 
 from support.pools import pool_view
-from trimtab.methods.registry import build
+from trimtab.control.registry import build
 from trimtab.pool import choose
 from trimtab.pool.admission import Bounds, Profile
 from trimtab.pool.ledger import Entry, SlotState

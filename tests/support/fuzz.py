@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from support.views import setting
 from trimtab import functional as F
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import GroupStats, Method, Notes, Point, PoolView, StepView, Totals, View
+from trimtab.control.registry import MethodEntry, build, method_class
 from trimtab.learner.gradient import ActorGradient
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import GroupStats, Method, Notes, Point, PoolView, StepView, Totals, View
-from trimtab.methods.registry import Entry, build, method_class
 from trimtab.records import Json, TrimtabError
 
 # What may have to stand beside a method for the chain to be a sound one; the first list that is accepted is used.
@@ -67,7 +67,7 @@ def entries(name: str, options: Options, beside: Sequence[str] = ()) -> tuple[li
     for company in COMPANY:
         listed = [{"name": other} for other in (*company, *beside)] + [{"name": name, **options}]
         try:
-            Chain.resolve([Entry.model_validate(item) for item in listed], setting(**reduction))
+            Chain.resolve([MethodEntry.model_validate(item) for item in listed], setting(**reduction))
         except TrimtabError:
             continue
         return listed, reduction
@@ -76,7 +76,7 @@ def entries(name: str, options: Options, beside: Sequence[str] = ()) -> tuple[li
 
 def chain_of(name: str, options: Options, beside: Sequence[str] = ()) -> Chain | None:
     found = entries(name, options, beside)
-    return None if found is None else Chain.resolve([Entry.model_validate(item) for item in found[0]], setting(**found[1]))
+    return None if found is None else Chain.resolve([MethodEntry.model_validate(item) for item in found[0]], setting(**found[1]))
 
 
 # ------------------------------------------------------------------------------------------------------------------- learner side

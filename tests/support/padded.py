@@ -12,9 +12,9 @@ from torch import Tensor
 from support.fuzz import Played, play
 from support.views import setting
 from trimtab import functional as F
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Credit, Reduction, Totals, View
-from trimtab.methods.registry import Entry
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Credit, Reduction, Totals, View
+from trimtab.control.registry import MethodEntry
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ class Padded:
         )
 
     def chain(self, methods: Sequence[str | dict[str, Any]], reduction: str = "token_mean") -> Chain:
-        listed = [Entry(name=m) if isinstance(m, str) else Entry.model_validate(m) for m in methods]
+        listed = [MethodEntry(name=m) if isinstance(m, str) else MethodEntry.model_validate(m) for m in methods]
         return Chain.resolve(listed, setting(reduction=Reduction(reduction)))
 
     def credit(self, method: str | dict[str, Any]) -> Credit:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.methods.pool_side import Selects
-from trimtab.methods.protocol import Notes, PoolView
+from trimtab.control.pool_side import Selects
+from trimtab.control.protocol import Notes, PoolView
 
 Member = tuple[float, float, float]  # generation, waiting, forgetting (NaN: unknown); generation 0: not interrupted
 

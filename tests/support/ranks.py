@@ -15,12 +15,13 @@ import torch.multiprocessing as mp
 
 from support.fuzz import entries
 from support.updates import MAX_LENGTH, MIXED, make_batch, make_chain, tiny_model, worst
+from trimtab.control.protocol import Point
+from trimtab.control.registry import method_class, names
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.ranks import Alone, ProcessGroup, Ranks
 from trimtab.learner.update import Learner, UpdateResult
-from trimtab.methods.protocol import Point
-from trimtab.methods.registry import BUNDLES, method_class, names
+from trimtab.methods.catalogue import BUNDLES
 
 LEARNER_SIDE = {Point.SHAPE, Point.WEIGH, Point.CREDIT, Point.OBJECTIVE, Point.GRADIENT, Point.STEP}
 # The whole batch at once; several updates and passes, with groups split over micro-batches.

@@ -15,12 +15,12 @@ from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 from support.rollouts import segment
 from support.tiny import tiny_policy
 from support.views import setting
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Keep, Method, Need, Skip
+from trimtab.control.registry import ChainMember, MethodEntry
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Keep, Method, Need, Skip
-from trimtab.methods.registry import Entry, Member
 from trimtab.records import Batch, Group, Outcome, Rollout, Segment, Slot, StopReason
 
 MAX_LENGTH = 12
@@ -125,9 +125,9 @@ class Capture(Method):
 
 
 def make_chain(methods: Sequence[str | dict[str, Any]], *, stop: bool = True, **where: Any) -> tuple[Chain, Capture]:
-    entries = [Entry(name=m) if isinstance(m, str) else Entry.model_validate(m) for m in methods]
+    entries = [MethodEntry(name=m) if isinstance(m, str) else MethodEntry.model_validate(m) for m in methods]
     chain, capture = Chain.resolve(entries, setting(**where)), Capture(stop)
-    chain.members.insert(0, Member(capture, ""))
+    chain.members.insert(0, ChainMember(capture, ""))
     return chain, capture
 
 

@@ -29,12 +29,13 @@ from torch.profiler import ProfilerActivity, profile
 from trimtab.bench.bench_norms import GROUP, SIZES, Size, batch_of, model_of
 from trimtab.bench.pool_cost import POOL, WAITING, pooled
 from trimtab.bench.rows import Row, spread
+from trimtab.control.chain import Chain, Setting
+from trimtab.control.protocol import Method, Need, Reduction
+from trimtab.control.registry import MethodEntry, build, method_class, names
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
-from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.protocol import Method, Need, Reduction
-from trimtab.methods.registry import BUNDLES, Entry, build, method_class, names
+from trimtab.methods.catalogue import BUNDLES
 from trimtab.records import Batch, Group, Json, Slot, TrimtabError
 
 P = ParamSpec("P")
@@ -155,7 +156,7 @@ def _listed(name: str) -> list[Listed]:
 
 
 def _chain(methods: Sequence[Listed]) -> Chain:
-    entries = [Entry.model_validate(item) for item in methods]
+    entries = [MethodEntry.model_validate(item) for item in methods]
     insists = [method_class(str(item["name"])).reduction for item in methods if str(item["name"]) not in BUNDLES]
     reduction = next((r for r in insists if r is not None), Reduction.SEQ_MEAN_TOKEN_MEAN)
     return Chain.resolve(entries, Setting(group_size=GROUP, asynchronous=True, cut=False, reports_kept=True, reduction=reduction))

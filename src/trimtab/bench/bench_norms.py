@@ -24,10 +24,10 @@ from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from trimtab import functional as F
 from trimtab.bench.rows import Row, spread
+from trimtab.control.points import NormEstimator
 from trimtab.learner.norms.estimate import Route
 from trimtab.learner.packing import Packed, pack
 from trimtab.learner.passes import PackedModel
-from trimtab.methods.points import NormEstimator
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason
 
 PROMPT, GROUP, VOCAB = 17, 8, 17

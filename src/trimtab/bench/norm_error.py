@@ -23,10 +23,10 @@ from trimtab import functional as F
 from trimtab.config.load import load
 from trimtab.config.models import model_folder
 from trimtab.config.run import RunConfig
+from trimtab.control.points import NormEstimator
 from trimtab.engines.checkpoint import load_policy
 from trimtab.learner.packing import Packed, pack
 from trimtab.learner.passes import PackedModel
-from trimtab.methods.points import NormEstimator
 from trimtab.records import Group, Slot
 from trimtab.rollout.collector import GroupDone
 from trimtab.rollout.sampler import Sampler

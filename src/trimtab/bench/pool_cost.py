@@ -8,10 +8,10 @@ from typing import cast
 import numpy as np
 
 from trimtab.bench.bench_norms import GROUP
-from trimtab.methods.acts import Accepts
-from trimtab.methods.pool_side import GroupStats, PoolView, Selects
-from trimtab.methods.protocol import Point
-from trimtab.methods.registry import build
+from trimtab.control.acts import Accepts
+from trimtab.control.pool_side import GroupStats, PoolView, Selects
+from trimtab.control.protocol import Point
+from trimtab.control.registry import build
 
 POOL = {Point.ACCEPT, Point.SELECT}
 WAITING = 3  # batches that wait where a selector selects

@@ -8,9 +8,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
-from trimtab.methods.chain import written
-from trimtab.methods.protocol import Method, Need, Point, Ratio
-from trimtab.methods.registry import BUNDLES, build, method_class, names
+from trimtab.control.chain import written
+from trimtab.control.protocol import Method, Need, Point, Ratio
+from trimtab.control.registry import build, method_class, names
+from trimtab.methods.catalogue import BUNDLES
 from trimtab.records import Json
 
 # The question asked at each point (docs/architecture.md).

@@ -7,13 +7,13 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trimtab.config.shaped import shaped
+from trimtab.control.chain import Chain, Setting
+from trimtab.control.points import Need
+from trimtab.control.pool_side import Rescored, Rescoring
+from trimtab.control.registry import MethodEntry
 from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions, TorchEngineOptions
 from trimtab.learner.options import LearnerOptions
-from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.points import Need
-from trimtab.methods.pool_side import Rescored, Rescoring
-from trimtab.methods.registry import Entry
 from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
 from trimtab.rollout.options import RolloutOptions
@@ -80,7 +80,7 @@ class RunConfig(_Options):
     name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
     seed: int = Field(0, ge=0)
     model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
-    methods: tuple[Entry, ...] = ()
+    methods: tuple[MethodEntry, ...] = ()
     task: TaskOptions
     verifier: VerifierOptions = VerifierOptions()
     rollout: RolloutOptions

@@ -11,9 +11,9 @@ from typing import cast
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import RunConfig
+from trimtab.control.chain import Chain
 from trimtab.lab import warm
 from trimtab.lab.numerics import NUMERICS
-from trimtab.methods.chain import Chain
 from trimtab.records import Json, TrimtabError
 
 # What a run is called, how durable and how watched it is: numbers do not depend on it.

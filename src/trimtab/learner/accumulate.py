@@ -16,18 +16,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.learner.columns import Columns
+from trimtab.control.protocol import Need, Notes, Point, Totals, View, Weighing
 from trimtab.learner.credit import advantage_of, assign, once_a_batch, shape, weigh_quietly
+from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Seen, Share, applied_weights, collect, whole_view
 from trimtab.learner.passes import Pass
 from trimtab.learner.tools import Refused, Tools
-from trimtab.methods.protocol import Need, Notes, Point, Totals, View, Weighing
 
 
 class Accumulation:
     """Adds one update's gradient to ``.grad``. All methods but the constructor are collective."""
 
-    def __init__(self, tools: Tools, share: Share, totals: Totals, columns: Columns, notes: Notes, *, version: int, mini_step: int) -> None:
+    def __init__(
+        self, tools: Tools, share: Share, totals: Totals, columns: KeptColumns, notes: Notes, *, version: int, mini_step: int
+    ) -> None:
         self.tools, self.chain, self.columns = tools, tools.chain, columns
         owner = self.chain.owner(Point.CREDIT)
         with tools.clock.span("pack"):

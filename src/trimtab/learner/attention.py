@@ -15,7 +15,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.records import TrimtabError
 
 NAME = "trimtab_packed"
@@ -30,7 +30,7 @@ def packed_attention(
     *,
     dropout: float = 0.0,
     scaling: float | None = None,
-    layout: Layout | None = None,
+    layout: BlockLayout | None = None,
     **kwargs: object,
 ) -> tuple[Tensor, Tensor | None]:
     """query [1, heads, rows, d], key and value [1, kv_heads, rows, d] -> ([1, rows, heads, d], None)."""
@@ -67,7 +67,7 @@ def attend_packed(model: PreTrainedModel) -> None:
     model.set_attn_implementation(NAME)
 
 
-def hidden_states(model: PreTrainedModel, tokens_P: Tensor, positions_P: Tensor, layout: Layout) -> Tensor:
+def hidden_states(model: PreTrainedModel, tokens_P: Tensor, positions_P: Tensor, layout: BlockLayout) -> Tensor:
     """Final hidden states of packed rows, [rows, d]. An explicit mapping of masks keeps transformers from building one."""
     output = model.base_model(
         input_ids=tokens_P[None],

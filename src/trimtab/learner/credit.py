@@ -1,6 +1,6 @@
 """Credit over whole views: shaped rewards, the owner's advantage, and what the batch needs to know at its start.
 
-A column assigned here is kept by rollout in :class:`Columns`, so that every mini-batch, epoch and micro-batch finds its part:
+A column assigned here is kept by rollout in :class:`KeptColumns`, so that every mini-batch, epoch and micro-batch finds its part:
 ``proximal_N reference_N values_N boot_R`` (the batch's start) and ``advantage_N return_N`` (credit).
 """
 
@@ -12,10 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.learner.columns import Columns
+from trimtab.control.protocol import Credit, Need, Notes, Point, Recorder, Totals, View, Weighing
+from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, whole_view
 from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
-from trimtab.methods.protocol import Credit, Need, Notes, Point, Recorder, Totals, View, Weighing
 
 
 def once_a_batch(tools: Tools) -> bool:
@@ -23,13 +23,13 @@ def once_a_batch(tools: Tools) -> bool:
     return tools.chain.owner(Point.CREDIT).cadence.get(Point.CREDIT) == "batch"
 
 
-def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: int, recorder: Recorder) -> Columns:
+def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: int, recorder: Recorder) -> KeptColumns:
     """The columns of a batch as the learner stands before its first update. Collective.
 
     Where the batch has several updates, the policy is scored here once (``proximal_N``) if a method reads that or if credit is
     assigned once a batch; with a single update the update's own forward serves. Values and reference log-probs come from their models.
     """
-    columns = Columns()
+    columns = KeptColumns()
     at_once = tools.several and once_a_batch(tools)
     score = tools.several and (tools.needs(Need.PROXIMAL) or at_once)
     if not totals.tokens or not (score or tools.needs(Need.VALUES | Need.REFERENCE)):
@@ -79,7 +79,7 @@ def weigh_quietly(tools: Tools, view: View) -> Weighing:
     return tools.chain.weigh(dataclasses.replace(view, recorder=Notes()))
 
 
-def assign(tools: Tools, view: View, places: Sequence[int], columns: Columns) -> None:
+def assign(tools: Tools, view: View, places: Sequence[int], columns: KeptColumns) -> None:
     """Assign credit over a whole view and keep it by rollout."""
     with tools.clock.span("methods"):
         shape(tools, view)

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from trimtab import functional as F
 from trimtab.learner.attention import hidden_states
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.optimizer import ScheduledAdamW
 from trimtab.learner.options import CriticOptions
 from trimtab.learner.packing import Packed
@@ -154,7 +154,7 @@ class Critic(Regressing):
         hidden_P = self._hidden(packed.tokens_P, packed.positions_P, packed.segments)
         return self._head(hidden_P.index_select(0, packed.predict_H))[packed.to_N].to(packed.behavior_N.dtype)
 
-    def _hidden(self, tokens_P: Tensor, positions_P: Tensor, layout: Layout) -> Tensor:
+    def _hidden(self, tokens_P: Tensor, positions_P: Tensor, layout: BlockLayout) -> Tensor:
         with torch.set_grad_enabled(torch.is_grad_enabled() and bool(self._own)):
             return hidden_states(self._trunk, tokens_P, positions_P, layout)
 
@@ -172,7 +172,7 @@ class Critic(Regressing):
         tokens = [torch.from_numpy(packed.rollouts[i].segments[-1].tokens).to(packed.device, torch.int64) for i in cut]
         lengths = [len(t) for t in tokens]
         positions = torch.cat([torch.arange(n, device=packed.device) for n in lengths])
-        hidden_P = self._hidden(torch.cat(tokens), positions, Layout(lengths, packed.device))
+        hidden_P = self._hidden(torch.cat(tokens), positions, BlockLayout(lengths, packed.device))
         ends = torch.tensor(lengths, device=packed.device).cumsum(0) - 1
         boot_R[torch.tensor(cut, device=packed.device)] = self._head(hidden_P.index_select(0, ends)).double()
         return boot_R

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab import functional as F
-from trimtab.methods.protocol import GradientCopy, Recorder
+from trimtab.control.protocol import GradientCopy, Recorder
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ def _nothing() -> tuple[Tensor, Tensor]:
 
 
 class ActorGradient:
-    """``.grad`` of the actor's parameters as one vector (methods.protocol.Gradient). Parameters without a gradient count as 0.
+    """``.grad`` of the actor's parameters as one vector (control.learner_side.Gradient). Parameters without a gradient count as 0.
 
     ``groups``: the parameter group of each parameter, for :meth:`split`. ``weights`` gives (weight_R, length_R) where asked.
     ``whole``: what this is a part of.

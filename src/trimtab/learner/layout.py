@@ -46,7 +46,7 @@ class Block:
         return y
 
 
-class Layout:
+class BlockLayout:
     """How ``len(lengths)`` sequences that lie back to back in a packed tensor are cut into blocks.
 
     Blocks are runs of the sequences sorted by length: equal lengths share a block, and neighboring lengths are merged where

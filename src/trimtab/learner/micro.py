@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.control.protocol import View
 from trimtab.learner.packing import Packed
 from trimtab.learner.passes import Pass
 from trimtab.learner.ranks import Ranks
 from trimtab.learner.views import join, reorder, rewards
-from trimtab.methods.protocol import View
 from trimtab.records import Group, Rollout
 
 

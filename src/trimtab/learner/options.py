@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trimtab.control.protocol import Reduction
 from trimtab.engines.options import Device
-from trimtab.methods.protocol import Reduction
 
 
 class _Options(BaseModel):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trimtab.functional.logprobs import KeptSets
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.records import Rollout, Segment, TrimtabError
 
 
@@ -30,12 +30,12 @@ class Packed:
     # the model's input, packed
     tokens_P: Tensor
     positions_P: Tensor
-    segments: Layout  # blocks of attention
-    rows: Layout  # blocks of the per-rollout products; numbers rollouts in packed order
+    segments: BlockLayout  # blocks of attention
+    rows: BlockLayout  # blocks of the per-rollout products; numbers rollouts in packed order
     packed_R: Tensor  # rollout -> its number in packed order
     # action tokens, packed order
     predict_H: Tensor  # row whose hidden state predicts the token
-    actions: Layout  # blocks of action tokens by rollout, in packed order
+    actions: BlockLayout  # blocks of action tokens by rollout, in packed order
     targets_H: Tensor
     temperature_H: Tensor | None  # None: 1 everywhere
     kept_H: KeptSets | None
@@ -102,11 +102,11 @@ def pack(rollouts: Sequence[Rollout], *, device: torch.device | str = "cpu", dty
         device=device,
         tokens_P=index(tokens),
         positions_P=index(positions),
-        segments=Layout(segment_rows, device),
-        rows=Layout([rows_R[i] for i in order], device),
+        segments=BlockLayout(segment_rows, device),
+        rows=BlockLayout([rows_R[i] for i in order], device),
         packed_R=index(np.argsort(order)),
         predict_H=index(predict),
-        actions=Layout(actions[order].tolist(), device),
+        actions=BlockLayout(actions[order].tolist(), device),
         targets_H=targets_N[to_H_t],
         temperature_H=None if (temperature == 1.0).all() else torch.from_numpy(temperature).to(device),
         kept_H=None if kept is None else KeptSets(index(kept[0]), index(kept[1])),

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from trimtab.control.points import NormEstimator
 from trimtab.learner.attention import attend_packed, hidden_states
 from trimtab.learner.head import BUDGET, Head
 from trimtab.learner.norms.estimate import Route, Shape, choose_route, estimate
@@ -26,7 +27,6 @@ from trimtab.learner.norms.top import Signs, TopRoute, read_by_sketch
 from trimtab.learner.norms.two_buffer import TwoBuffer
 from trimtab.learner.norms.units import Buffers
 from trimtab.learner.packing import Packed
-from trimtab.methods.points import NormEstimator
 
 Outputs = tuple[Tensor, Tensor | None, Tensor | None]
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 
 import torch
 
-from trimtab.learner.columns import Columns
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, Recorder, Totals
 from trimtab.learner.critic import ValueFunction
+from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, plan_micros
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.ranks import Ranks
 from trimtab.learner.views import make_view
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Need, Recorder, Totals
 from trimtab.telemetry.clock import Clock
 
 # View columns that are known at the batch's start and kept for all of its updates.
@@ -75,7 +75,7 @@ class Tools:
         self,
         shares: Sequence[Share],
         totals: Totals,
-        columns: Columns,
+        columns: KeptColumns,
         recorder: Recorder,
         *,
         version: int,

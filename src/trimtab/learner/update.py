@@ -15,11 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, Notes, Refuse, Skip, StepResult, StepView
 from trimtab.learner.accumulate import Accumulation, finite
-from trimtab.learner.columns import Columns
 from trimtab.learner.credit import start_batch
 from trimtab.learner.critic import Critic, Regression, ValueFunction
 from trimtab.learner.gradient import ActorGradient, CosineSketch, parameter_groups
+from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Seen, Share, share
 from trimtab.learner.optimizer import ScheduledAdamW
 from trimtab.learner.options import LearnerOptions
@@ -27,8 +29,6 @@ from trimtab.learner.passes import PackedModel
 from trimtab.learner.ranks import Alone, Ranks, complete
 from trimtab.learner.tools import Refused, Tools
 from trimtab.learner.views import drop_invalid, totals_of
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Need, Notes, Refuse, Skip, StepResult, StepView
 from trimtab.records import Batch, Group
 from trimtab.telemetry.clock import Clock
 
@@ -117,7 +117,7 @@ class Learner:
             self.applied_batches += 1
         return results
 
-    def _start(self, groups: Sequence[Group], parts: Sequence[Sequence[Group]], batch: Batch) -> tuple[Columns, Refused | None, Notes]:
+    def _start(self, groups: Sequence[Group], parts: Sequence[Sequence[Group]], batch: Batch) -> tuple[KeptColumns, Refused | None, Notes]:
         """The columns known at the batch's start, or why none of its updates may step; and what was noted of them."""
         shares, group, place, notes = [], 0, 0, Notes()
         for part in parts:
@@ -127,10 +127,17 @@ class Learner:
         try:
             return start_batch(self._tools, shares, totals_of(groups, self._tools.max_length), batch.version, notes), None, notes
         except Refused as refused:
-            return Columns(), refused, notes
+            return KeptColumns(), refused, notes
 
     def _update(
-        self, groups: Sequence[Group], place: int, columns: Columns, refused: Refused | None, batch: Batch, mini_step: int, lag_zero: bool
+        self,
+        groups: Sequence[Group],
+        place: int,
+        columns: KeptColumns,
+        refused: Refused | None,
+        batch: Batch,
+        mini_step: int,
+        lag_zero: bool,
     ) -> UpdateResult:
         result = UpdateResult(applied=False, reason="", lr=self.optimizer.lr)
         self.optimizer.zero_grad()
@@ -154,7 +161,7 @@ class Learner:
         return result
 
     def _train(
-        self, groups: Sequence[Group], place: int, columns: Columns, batch: Batch, mini_step: int, lag_zero: bool, result: UpdateResult
+        self, groups: Sequence[Group], place: int, columns: KeptColumns, batch: Batch, mini_step: int, lag_zero: bool, result: UpdateResult
     ) -> None:
         tools = self._tools
         totals = totals_of(groups, tools.max_length)

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from trimtab import functional as F
+from trimtab.control.protocol import Recorder, Reduction, Totals, View
 from trimtab.learner.packing import Packed
-from trimtab.methods.protocol import Recorder, Reduction, Totals, View
 from trimtab.records import Group, Rollout, Segment, StopReason
 
 

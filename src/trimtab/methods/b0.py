@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.control.protocol import Credit, Method, Point, Status, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
-from trimtab.methods.protocol import Credit, Method, Point, Status, View, Weighing
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class NoBaseline(Method):

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
+from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, Status, View, Weighing
 from trimtab.methods.ppo_clip import clip_loss
-from trimtab.methods.protocol import Method, MethodOptions, Point, Ratio, Status, View, Weighing
 from trimtab.records import Decision
 
 if TYPE_CHECKING:

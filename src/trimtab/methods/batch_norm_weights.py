@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from trimtab.methods.protocol import Gradient, Keep, Method, MethodOptions, Point, Rank, Skip
+from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Point, Rank, Skip
 from trimtab.records import TrimtabError
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 _LEAST = 1e-8  # veRL's: a smaller mean divides nothing
 

@@ -22,14 +22,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
+from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, Ratio, Status, View, Weighing
 from trimtab.methods.gae import TraceOptions, actor_lambda, values
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, Ratio, Status, View, Weighing
 from trimtab.records import Decision, TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class CopcMaskOptions(MethodOptions):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor

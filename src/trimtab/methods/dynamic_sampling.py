@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.methods.protocol import GroupStats, Method, MethodOptions, Reject, State, StepResult
+from trimtab.control.protocol import GroupStats, Method, MethodOptions, Reject, State, StepResult
 
 
 class DynamicSamplingOptions(MethodOptions):

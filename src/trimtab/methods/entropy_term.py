@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trimtab.methods.protocol import Method, MethodOptions, Need, View, Weighing
+from trimtab.control.protocol import Method, MethodOptions, Need, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, MethodOptions, Refuse, State, StepResult, StepView
+from trimtab.control.protocol import Method, MethodOptions, Refuse, State, StepResult, StepView
 from trimtab.records import Decision, TrimtabError
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class ESSOptions(MethodOptions):

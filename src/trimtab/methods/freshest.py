@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.methods.budget import largest
-from trimtab.methods.protocol import Method, Point, PoolView, Selection, Status
+from trimtab.control.protocol import Method, Point, PoolView, Selection, Status
+from trimtab.control.rejection import largest
 
 
 class Freshest(Method):

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Gradient, GradientCopy, Keep, Method, MethodOptions, Rank, Skip, State, Status, StepResult
+from trimtab.control.protocol import Gradient, GradientCopy, Keep, Method, MethodOptions, Rank, Skip, State, Status, StepResult
 from trimtab.records import Decision
 
 if TYPE_CHECKING:

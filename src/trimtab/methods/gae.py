@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
+from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor

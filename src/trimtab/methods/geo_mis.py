@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Method, Ratio, View, Weighing
 from trimtab.methods.seq_mis import BandOptions
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from trimtab import functional as F
+from trimtab.control.protocol import Credit, Method, Point, Status, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
-from trimtab.methods.protocol import Credit, Method, Point, Status, View, Weighing
 
 
 class GroupMin(Method):

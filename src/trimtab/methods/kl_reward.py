@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
+from trimtab.control.protocol import Method, Need, State, StepResult, View
 from trimtab.methods.kl_term import Beta, KLOptions
-from trimtab.methods.protocol import Method, Need, State, StepResult, View
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, Point, View, Weighing
+from trimtab.control.protocol import Method, Point, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, Ratio, View, Weighing
-from trimtab.methods.proximal import ProximalOptions, check_agreement, need, proximal
+from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.proximal import ProximalOptions, check_agreement, need, proximal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class M2POMaskOptions(ProximalOptions):

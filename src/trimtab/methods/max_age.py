@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.methods.protocol import GroupStats, Method, MethodOptions, Point, PoolView, Reject, Selection, Status
+from trimtab.control.protocol import GroupStats, Method, MethodOptions, Point, PoolView, Reject, Selection, Status
 from trimtab.records import Decision
 
 

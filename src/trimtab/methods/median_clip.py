@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Gradient, Keep, Method, Rank, Skip, State, Status, StepResult
-from trimtab.methods.running import RunningMedian, RunningOptions, say_unclipped
+from trimtab.control.protocol import Gradient, Keep, Method, Rank, Skip, State, Status, StepResult
+from trimtab.control.running import RunningMedian, RunningOptions, say_unclipped
 from trimtab.records import Decision
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class MedianClipOptions(RunningOptions):

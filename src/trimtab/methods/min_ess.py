@@ -7,7 +7,7 @@ import math
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, MethodOptions, Refuse, Status, StepView
+from trimtab.control.protocol import Method, MethodOptions, Refuse, Status, StepView
 
 
 class MinESSOptions(MethodOptions):

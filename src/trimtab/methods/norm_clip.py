@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip
+from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip
 from trimtab.records import Decision
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
+from trimtab.control.protocol import Credit, Method, Point, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
-from trimtab.methods.protocol import Credit, Method, Point, View, Weighing
 
 
 class OPOOptions(StdOptions):

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
+from trimtab.control.protocol import Credit, Method, Need, Point, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
-from trimtab.methods.protocol import Credit, Method, Need, Point, View, Weighing
 from trimtab.records import TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class OPOBOptions(StdOptions):

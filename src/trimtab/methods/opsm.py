@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
+from trimtab.control.protocol import View, Weighing
 from trimtab.methods.ppo_clip import PPOClip, PPOClipOptions
-from trimtab.methods.protocol import View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor

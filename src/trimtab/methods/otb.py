@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
+from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
 
 
 class OTBOptions(MethodOptions):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trimtab.methods.protocol import Method, MethodOptions, View
+from trimtab.control.protocol import Method, MethodOptions, View
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -29,14 +29,14 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from trimtab.methods.budget import Budget, BudgetOptions, largest, quantile, report, select_rows
-from trimtab.methods.pool_side import F64, I64, Rescoring
-from trimtab.methods.protocol import Method, Need, Point, PoolView, Selection, State, Status
+from trimtab.control.pool_side import F64, I64, Rescoring
+from trimtab.control.protocol import Method, Need, Point, PoolView, Selection, State, Status
+from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile, report, select_rows
 
 RING = 512  # scores of rollouts that have left the pool
 
 
-class PaceOptions(BudgetOptions):
+class PaceOptions(RejectionOptions):
     gamma: float = Field(4.0, ge=0, description="sharpness of the percentile weight; 0: plain age")
     waiting_only: bool = Field(False, description="omega = 0: generation staleness does not count")
     forgetting: Literal["swap", "learner", "none"] = Field("swap", description="who scores the prefixes of interrupted rollouts")
@@ -51,7 +51,7 @@ class Pending:
     """What ``select`` last answered, until it forms."""
 
     view: PoolView
-    budget: Budget
+    budget: RejectionBudget
     effective: F64
     omega_M: F64
     score_M: F64  # the population's share that is in the pool; NaN where unknown
@@ -82,7 +82,7 @@ class Pace(Method):
         self.min_depth = math.floor(options.w_star) + 1
         self.rescoring = None if options.forgetting == "none" else Rescoring(options.forgetting, options.phi)
         self.needs = Need.NOTHING if self.rescoring is None else Need.FORGETTING
-        self._budget = Budget()
+        self._budget = RejectionBudget()
         self._ring: list[float] = []
         self._pending: tuple[Selection, Pending] | None = None
 
@@ -149,7 +149,7 @@ class Pace(Method):
     def load_state_dict(self, state: State) -> None:
         ring = state["ring"]
         assert isinstance(ring, list)
-        self._budget, self._ring = Budget.restored(state), [float(str(score)) for score in ring]
+        self._budget, self._ring = RejectionBudget.restored(state), [float(str(score)) for score in ring]
 
 
 # ------------------------------------------------------------------------------------------------------------------------ mathematics

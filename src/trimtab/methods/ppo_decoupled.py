@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trimtab.control.protocol import Ratio, View
+from trimtab.control.proximal import ProximalOptions, check_agreement, need, proximal
 from trimtab.methods.ppo_clip import PPOClip, PPOClipOptions
-from trimtab.methods.protocol import Ratio, View
-from trimtab.methods.proximal import ProximalOptions, check_agreement, need, proximal
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class PPODecoupledOptions(PPOClipOptions, ProximalOptions):

@@ -8,11 +8,11 @@ import numpy as np
 from pydantic import Field
 
 from trimtab import keyed
-from trimtab.methods.budget import Budget, BudgetOptions, largest, report, select_rows
-from trimtab.methods.protocol import Method, Point, PoolView, Selection, State, Status
+from trimtab.control.protocol import Method, Point, PoolView, Selection, State, Status
+from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, report, select_rows
 
 
-class RandomRejectOptions(BudgetOptions):
+class RandomRejectOptions(RejectionOptions):
     seed: int = Field(0, ge=0, description="of the draws: keyed by batch and group, so that a poll or a restart draws the same")
 
 
@@ -36,8 +36,8 @@ class RandomReject(Method):
     def __init__(self, options: RandomRejectOptions) -> None:
         super().__init__(options)
         self.min_depth = math.floor(options.w_star) + 1
-        self._budget, self._batches = Budget(), 0
-        self._pending: tuple[PoolView, Budget] | None = None
+        self._budget, self._batches = RejectionBudget(), 0
+        self._pending: tuple[PoolView, RejectionBudget] | None = None
 
     def select(self, pool: PoolView, want: int) -> Selection | None:
         n = len(pool.ids)
@@ -61,4 +61,4 @@ class RandomReject(Method):
         return {**self._budget.state_dict(), "batches": self._batches}
 
     def load_state_dict(self, state: State) -> None:
-        self._budget, self._batches = Budget.restored(state), int(str(state["batches"]))
+        self._budget, self._batches = RejectionBudget.restored(state), int(str(state["batches"]))

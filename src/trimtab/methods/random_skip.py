@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import keyed
-from trimtab.methods.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, Status
+from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, Status
 
 
 class RandomSkipOptions(MethodOptions):

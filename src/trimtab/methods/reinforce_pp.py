@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import Credit, Method, MethodOptions, Point, View, Weighing
 
 
 class ReinforcePPOptions(MethodOptions):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Credit, Method, Point, View, Weighing
+from trimtab.control.protocol import Credit, Method, Point, View, Weighing
 
 
 class RLOO(Method):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, MethodOptions, Ratio, View, Weighing
+from trimtab.control.protocol import Method, MethodOptions, Ratio, View, Weighing
 
 
 class BandOptions(MethodOptions):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Method, Ratio, View, Weighing
 from trimtab.methods.seq_tis import TruncationOptions
 
 

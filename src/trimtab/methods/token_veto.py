@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Method, MethodOptions, View, Weighing
+from trimtab.control.protocol import Method, MethodOptions, View, Weighing
 
 
 class VetoOptions(MethodOptions):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.methods.protocol import Method, Refuse, State, Status, StepResult, StepView
-from trimtab.methods.running import RunningMedian, RunningOptions
+from trimtab.control.protocol import Method, Refuse, State, Status, StepResult, StepView
+from trimtab.control.running import RunningMedian, RunningOptions
 from trimtab.records import Decision
 
 

@@ -11,8 +11,8 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
+from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
 from trimtab.methods.gae import values
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
 
 
 class VTraceOptions(MethodOptions):

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, State, StepResult
-from trimtab.methods.running import say_unclipped
+from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, State, StepResult
+from trimtab.control.running import say_unclipped
 from trimtab.records import Decision
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class ZClipOptions(MethodOptions):

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
-from trimtab.methods.protocol import Notes
+from trimtab.control.protocol import Notes
 from trimtab.pool.measure import Measured
 from trimtab.pool.results import LetGo
 from trimtab.records import Decision

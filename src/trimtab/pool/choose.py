@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.methods.protocol import PoolView, Selection
+from trimtab.control.protocol import PoolView, Selection
 from trimtab.pool.ledger import Entry, SlotState
 
 Debts = Sequence[tuple[int, int]]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.methods.protocol import PoolView, Recorder
+from trimtab.control.protocol import PoolView, Recorder
 from trimtab.pool.ledger import Entry
 from trimtab.pool.measure import Measured
 

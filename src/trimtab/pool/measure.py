@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.methods.protocol import GroupStats, Reject
+from trimtab.control.protocol import GroupStats, Reject
 from trimtab.records import Group, Outcome, StopReason
 
 

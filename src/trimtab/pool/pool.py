@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from trimtab.methods.pool_side import Selects
-from trimtab.methods.protocol import Notes, Selection
+from trimtab.control.pool_side import Selects
+from trimtab.control.protocol import Notes, Selection
 from trimtab.pool import choose, facts, measure
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book, BookState

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from trimtab.methods.protocol import Notes
+from trimtab.control.protocol import Notes
 from trimtab.records import Batch, Slot
 
 

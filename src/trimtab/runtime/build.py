@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import LockstepOptions, RunConfig
+from trimtab.control.protocol import Need
 from trimtab.engines.checkpoint import Policy, check_folder, load_policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.tabular import TabularCritic
 from trimtab.learner.update import Learner
-from trimtab.methods.protocol import Need
 from trimtab.pool.options import LagOptions, PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
@@ -24,7 +24,7 @@ from trimtab.runtime.lockstep import pool_options
 from trimtab.telemetry.clock import Clock
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 @dataclass(slots=True)

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from trimtab.config.load import validate
 from trimtab.config.run import LockstepOptions, RunConfig
+from trimtab.control.protocol import StepResult
+from trimtab.control.registry import ChainMember
 from trimtab.methods.gac import GAC
-from trimtab.methods.protocol import StepResult
-from trimtab.methods.registry import Member
 from trimtab.records import Json, TrimtabError
 from trimtab.runtime.build import build
 from trimtab.runtime.lockstep import Lockstep
@@ -105,12 +105,12 @@ class _Watching(GAC):
         super().after(result)
 
 
-def _watch(members: list[Member]) -> _Watching:
+def _watch(members: list[ChainMember]) -> _Watching:
     place, member = next((i, m) for i, m in enumerate(members) if isinstance(m.method, GAC))
     assert isinstance(member.method, GAC)
     watching = _Watching(member.method.options)
     watching.seen = []
-    members[place] = Member(watching, member.origin)
+    members[place] = ChainMember(watching, member.origin)
     return watching
 
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 
 from trimtab.config.run import LocalOptions, RunConfig
+from trimtab.control.chain import written
 from trimtab.engines.options import TorchEngineOptions
-from trimtab.methods.chain import written
 from trimtab.pool.results import Formed, Ticket
 from trimtab.rollout.collector import GroupDone
 from trimtab.runtime.build import Parts, build

@@ -16,9 +16,9 @@ from typing import Protocol, cast
 from torch import Tensor
 
 from trimtab.config.run import RunConfig
+from trimtab.control.protocol import State
 from trimtab.learner.measure import measure
 from trimtab.learner.update import Learner, UpdateResult
-from trimtab.methods.protocol import State
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
 from trimtab.records import Group, Json, StoppedByDetector, TrimtabError, Version

@@ -8,9 +8,9 @@ from trimtab.bench import bench_methods
 from trimtab.bench.bench_methods import CRITIC, PLAIN, Meter
 from trimtab.bench.bench_norms import Size, model_of
 from trimtab.bench.pool_cost import pooled
+from trimtab.control.points import Point
+from trimtab.control.registry import build, method_class, names
 from trimtab.learner.gradient import CosineSketch
-from trimtab.methods.points import Point
-from trimtab.methods.registry import build, method_class, names
 
 SMALL = Size("tiny", 16, 1, 25, 16)
 

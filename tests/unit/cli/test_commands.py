@@ -18,7 +18,8 @@ import pytest
 from support.cli import cli, tree, untouched
 from trimtab.cli.progress import Progress
 from trimtab.config.load import load
-from trimtab.methods.registry import BUNDLES, names
+from trimtab.control.registry import names
+from trimtab.methods.catalogue import BUNDLES
 from trimtab.telemetry.metrics import BatchRecord
 
 from .conftest import BATCHES, Finished

@@ -16,8 +16,8 @@ from pydantic import BaseModel
 from trimtab.config.load import differences, load, override, presets, read_resolved, read_table, to_toml, validate
 from trimtab.config.models import model_folder
 from trimtab.config.run import LocalOptions, LockstepOptions, RunConfig
+from trimtab.control.registry import method_class, names
 from trimtab.lab.spec import Experiment
-from trimtab.methods.registry import method_class, names
 from trimtab.records import TrimtabError
 
 TABLE: dict[str, Any] = {

@@ -9,9 +9,9 @@ import pytest
 
 from trimtab.config.load import override, validate
 from trimtab.config.run import RunConfig
-from trimtab.methods import registry
-from trimtab.methods.pool_side import Rescoring
-from trimtab.methods.protocol import Method, PoolView, Selection
+from trimtab.control import registry
+from trimtab.control.pool_side import Rescoring
+from trimtab.control.protocol import Method, PoolView, Selection
 from trimtab.records import TrimtabError
 
 TABLE: dict[str, Any] = {"model": "m", "task": {"kind": "reasoning_gym"}, "rollout": {"max_new_tokens": 8}}

@@ -101,7 +101,7 @@ def test_splitting_into_micro_batches_changes_no_factor(reduction):
 
 
 def test_a_reduction_from_the_protocol_is_understood():
-    from trimtab.methods.protocol import Reduction
+    from trimtab.control.protocol import Reduction
 
     for r in Reduction:
         assert token_scale(r, LENGTH, ROLLOUT, **TOTALS).shape == (6,)

@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from support.rollouts import ragged, rollout, segment
 from support.tiny import tiny_policy
 from trimtab.learner.attention import NAME, packed_attention
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
 from trimtab.records import Rollout, TrimtabError
@@ -83,7 +83,7 @@ def test_score_is_the_forward_without_a_graph() -> None:
 
 def test_no_intermediate_of_size_total_by_total() -> None:
     """64 segments of 32 rows: the largest tensor of attention is heads x rows x 32, not rows x rows."""
-    layout = Layout([32] * 64)
+    layout = BlockLayout([32] * 64)
     q = torch.randn(1, 2, layout.rows, 4)
     with torch.profiler.profile(profile_memory=True, record_shapes=True) as profile:
         packed_attention(torch.nn.Module(), q, q, q, None, scaling=0.5, layout=layout)

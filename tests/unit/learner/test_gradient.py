@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
+from trimtab.control.protocol import Notes
 from trimtab.learner.gradient import ActorGradient, CosineSketch
-from trimtab.methods.protocol import Notes
 
 SHAPES = [(7, 3), (5,), (2, 2, 2)]
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from support.updates import group
+from trimtab.control.protocol import Notes
 from trimtab.learner.measure import measure
 from trimtab.learner.micro import Seen
 from trimtab.learner.update import UpdateResult
-from trimtab.methods.protocol import Notes
 from trimtab.records import Batch, Outcome, Rollout, Sampling, Segment, StopReason
 from trimtab.telemetry.metrics import Value
 from trimtab.telemetry.reducers import Rate

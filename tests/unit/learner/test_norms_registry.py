@@ -8,9 +8,9 @@ from transformers import PreTrainedModel
 
 from support.rollouts import ragged
 from support.tiny import tiny_policy
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.norms.estimate import Mode, Shape, choose_mode, choose_route, estimate
-from trimtab.learner.norms.units import Budget, Buffers, Input, LinearUnit
+from trimtab.learner.norms.units import Buffers, Input, LinearUnit, NormBudget
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
 from trimtab.records import TrimtabError
@@ -88,16 +88,16 @@ def test_an_embedding_with_its_own_gradient_rule_is_refused() -> None:
 
 
 def test_short_wide_layers_take_inner_products_and_long_narrow_ones_materialize() -> None:
-    assert choose_mode(Shape(2048, 8192), Layout([41] * 64), 4, keep=2**62) is Mode.GRAM
-    assert choose_mode(Shape(64, 64), Layout([41] * 64), 4, keep=2**62) is Mode.KEEP
-    assert choose_mode(Shape(128, 128), Layout([256] * 16), 4, keep=2**62) is Mode.KEEP
-    assert choose_mode(Shape(128, 128), Layout([4096] * 16), 4, keep=0) is Mode.FORGET
+    assert choose_mode(Shape(2048, 8192), BlockLayout([41] * 64), 4, keep=2**62) is Mode.GRAM
+    assert choose_mode(Shape(64, 64), BlockLayout([41] * 64), 4, keep=2**62) is Mode.KEEP
+    assert choose_mode(Shape(128, 128), BlockLayout([256] * 16), 4, keep=2**62) is Mode.KEEP
+    assert choose_mode(Shape(128, 128), BlockLayout([4096] * 16), 4, keep=0) is Mode.FORGET
 
 
 def test_kept_gradients_stay_within_memory() -> None:
-    layout = Layout([64] * 16)
+    layout = BlockLayout([64] * 16)
     kept_of_one = 16 * 32 * 32 * 4
-    budget = Budget(layout, torch.zeros(1), left=2 * kept_of_one + 1, buffers=Buffers(), weighted=True)
+    budget = NormBudget(layout, torch.zeros(1), left=2 * kept_of_one + 1, buffers=Buffers(), weighted=True)
     shared = Input(torch.randn(layout.rows, 32), layout, sharing=1)
     linears = [LinearUnit(str(i), nn.Linear(32, 32, bias=False), shared, budget) for i in range(3)]
     for unit in linears:
@@ -108,8 +108,8 @@ def test_kept_gradients_stay_within_memory() -> None:
 
 def test_no_intermediate_holds_all_rollouts_gradients_where_memory_forbids_it() -> None:
     """64 rollouts of a 512 x 512 layer would be 64 MiB; a few at a time are 8."""
-    layout = Layout([600] * 64)
-    budget = Budget(layout, torch.zeros(1), left=0, buffers=Buffers(), weighted=True)
+    layout = BlockLayout([600] * 64)
+    budget = NormBudget(layout, torch.zeros(1), left=0, buffers=Buffers(), weighted=True)
     unit = LinearUnit("wide", nn.Linear(512, 512, bias=False), Input(torch.randn(layout.rows, 512), layout, sharing=1), budget)
     e = torch.randn(1, layout.rows, 512)
     with torch.no_grad(), torch.profiler.profile(profile_memory=True) as profile:
@@ -118,7 +118,7 @@ def test_no_intermediate_holds_all_rollouts_gradients_where_memory_forbids_it() 
 
 
 def test_auto_takes_the_cheapest_route_that_fits() -> None:
-    layout, shapes = Layout([41] * 64), [Shape(64, 64)] * 8
+    layout, shapes = BlockLayout([41] * 64), [Shape(64, 64)] * 8
     ample = estimate(shapes, 100_000, layout, 4, 2**29)
     assert choose_route(ample, 2**29) == "bookkeeping"
     assert ample["bookkeeping"].cost < ample["two_pass"].cost

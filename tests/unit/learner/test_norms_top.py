@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from support.rollouts import naive_logp, ragged, rollout, segment
 from support.tiny import tiny_policy
+from trimtab.control.points import NormEstimator
 from trimtab.learner.norms import estimate, top
 from trimtab.learner.norms.estimate import Shape, sketched
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
-from trimtab.methods.points import NormEstimator
 from trimtab.records import Rollout
 
 ESTIMATORS: tuple[NormEstimator, ...] = ("last_layer", "sketch")

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.rollouts import ragged, rollout, segment
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.packing import pack
 from trimtab.records import Rollout, Sampling, Segment, TrimtabError
 
@@ -76,16 +76,16 @@ def test_a_batch_without_action_tokens_is_refused() -> None:
 
 def test_equal_lengths_are_views_of_the_packed_tensor() -> None:
     x = torch.randn(6 * 5, 3)
-    (block,) = Layout([5] * 6).blocks
+    (block,) = BlockLayout([5] * 6).blocks
     assert block.take(x).data_ptr() == x.data_ptr()
-    runs = Layout([5] * 30 + [9] * 30).blocks
+    runs = BlockLayout([5] * 30 + [9] * 30).blocks
     assert all(b.index is None for b in runs)
 
 
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=40), st.randoms())
 @settings(max_examples=60, deadline=None)
 def test_split_then_join_is_the_identity_and_blocks_stay_small(lengths: list[int], random: object) -> None:
-    layout = Layout(lengths)
+    layout = BlockLayout(lengths)
     x = torch.randn(sum(lengths), 2)
     if not layout.rows:
         assert layout.blocks == ()

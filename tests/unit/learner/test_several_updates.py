@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from support.updates import behavior, gradient_of, make_batch, make_learner, map_rollouts, plain_logps, tiny_model, worst
-from trimtab.methods.protocol import StepResult
+from trimtab.control.protocol import StepResult
 from trimtab.records import Batch
 
 

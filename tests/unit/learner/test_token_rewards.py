@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from support.tiny import tiny_tokenizer
+from trimtab.control.protocol import Notes, Reduction, View
 from trimtab.engines.protocol import Completion
 from trimtab.learner.packing import pack
 from trimtab.learner.views import drop_invalid, make_view, totals_of
-from trimtab.methods.protocol import Notes, Reduction, View
 from trimtab.records import Group, Outcome, Rollout, Sampling, Slot, StopReason
 from trimtab.rollout import assemble
 from trimtab.rollout.render import Renderer

@@ -25,12 +25,12 @@ from support.updates import (
     tiny_model,
     worst,
 )
+from trimtab.control.protocol import Credit, Method, Need, Point, Refuse, StepResult, StepView, View, Weighing
+from trimtab.control.registry import ChainMember
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import Pass
 from trimtab.learner.update import Learner
-from trimtab.methods.protocol import Credit, Method, Need, Point, Refuse, StepResult, StepView, View, Weighing
-from trimtab.methods.registry import Member
 from trimtab.records import Batch, Group, Rollout, Segment
 
 Loss = Callable[[Sequence[Tensor], Sequence[Rollout], np.ndarray], Tensor]
@@ -340,7 +340,7 @@ def test_a_skipped_step_moves_nothing(case: str) -> None:
     elif case == "skip":
         capture.stop = True
     elif case in ("refuse", "multiplier"):
-        learner.chain.members.append(Member(Broken(Refuse("bad day") if case == "refuse" else float("nan")), ""))
+        learner.chain.members.append(ChainMember(Broken(Refuse("bad day") if case == "refuse" else float("nan")), ""))
     elif case == "silent weights":  # only a silent group looks this row up
         second = dataclasses.replace(second, groups=tuple(only_silent_uses(g, 16, silent=i == 2) for i, g in enumerate(second.groups)))
     kept = row.detach().clone()
@@ -417,7 +417,7 @@ def test_a_shaping_method_changes_the_reward_that_credit_reads(methods: list[str
     model = tiny_model()
     batch = make_batch(model)
     learner, capture = make_learner(model, methods, stop=True, micro_tokens=micro_tokens)
-    learner.chain.members.insert(0, Member(Brief(), ""))
+    learner.chain.members.insert(0, ChainMember(Brief(), ""))
     learner = Learner(learner.model, learner.chain, learner.options, max_length=MAX_LENGTH)
     learner.train(batch)
     shorter = dataclasses.replace(
@@ -555,7 +555,7 @@ class Uneven(Method):
 def test_an_objective_that_is_not_linear_after_all_is_an_error_not_a_wrong_gradient() -> None:
     model = tiny_model()
     learner, _ = make_learner(model, ["vcpo"])
-    learner.chain.members = [Member(Uneven(), "") if m.method.name == "linear" else m for m in learner.chain.members]
+    learner.chain.members = [ChainMember(Uneven(), "") if m.method.name == "linear" else m for m in learner.chain.members]
     with pytest.raises(RuntimeError, match="the objective is not linear in a rollout-constant advantage"):
         learner.train(make_batch(model))
 
@@ -580,7 +580,7 @@ def test_a_method_that_needs_scores_sees_them(micro_tokens: int | None) -> None:
     batch = make_batch(model)
     learner, _ = make_learner(model, ["seq_tis", "grpo"], entropy=False, micro_tokens=micro_tokens)
     curious = Curious()
-    learner.chain.members = [Member(curious, "") if m.method.name == "grpo" else m for m in learner.chain.members]
+    learner.chain.members = [ChainMember(curious, "") if m.method.name == "grpo" else m for m in learner.chain.members]
     learner = Learner(learner.model, learner.chain, learner.options, max_length=MAX_LENGTH)
     assert learner.train(batch)[0].applied
     exact = torch.tensor(

@@ -12,15 +12,16 @@ from typing import Any
 import pytest
 
 from support.views import setting, step_view
-from trimtab.methods import registry
-from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.protocol import Credit, Method, MethodOptions, Need, Point, Reduction, Refuse, StepView, View, Weighing
-from trimtab.methods.registry import BUILTIN, BUNDLES, Entry, method_class, names
+from trimtab.control import registry
+from trimtab.control.chain import Chain, Setting
+from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, Reduction, Refuse, StepView, View, Weighing
+from trimtab.control.registry import MethodEntry, method_class, names
+from trimtab.methods.catalogue import BUILTIN, BUNDLES
 from trimtab.records import TrimtabError
 
 
 def chain(*entries: str | dict[str, Any], where: Setting | None = None) -> Chain:
-    listed = [Entry(name=e) if isinstance(e, str) else Entry.model_validate(e) for e in entries]
+    listed = [MethodEntry(name=e) if isinstance(e, str) else MethodEntry.model_validate(e) for e in entries]
     return Chain.resolve(listed, where or setting())
 
 

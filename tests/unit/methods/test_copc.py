@@ -14,9 +14,9 @@ from support.fuzz import play
 from support.updates import MIXED, make_batch, make_learner, tiny_model
 from support.views import make_view, notes, setting
 from trimtab import functional as F
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import View, Weighing
-from trimtab.methods.registry import Entry, build
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import View, Weighing
+from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
 LENGTHS = [3, 1, 7, 4, 5, 2]
@@ -43,7 +43,7 @@ def at_ratio(ratio: Sequence[float]) -> View:
 
 
 def chain(*methods: Any) -> Chain:
-    return Chain.resolve([Entry(name=m) if isinstance(m, str) else Entry.model_validate(m) for m in methods], setting())
+    return Chain.resolve([MethodEntry(name=m) if isinstance(m, str) else MethodEntry.model_validate(m) for m in methods], setting())
 
 
 def weigh(v: View, **options: Any) -> Weighing:

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from support.views import make_view, notes, ratios, setting
-from trimtab.methods.chain import Chain, Setting
-from trimtab.methods.protocol import Need, Point, View, Weighing
-from trimtab.methods.registry import Entry, build
+from trimtab.control.chain import Chain, Setting
+from trimtab.control.protocol import Need, Point, View, Weighing
+from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
 REWARDS = [1.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.25, 0.5, 1.0, 1.0]
@@ -159,7 +159,7 @@ def test_opob_aggregations_and_leave_one_out() -> None:
 
 
 def resolve(*entries: Any, **where: Any) -> Chain:
-    return Chain.resolve([Entry(name=e) if isinstance(e, str) else Entry.model_validate(e) for e in entries], setting(**where))
+    return Chain.resolve([MethodEntry(name=e) if isinstance(e, str) else MethodEntry.model_validate(e) for e in entries], setting(**where))
 
 
 def test_two_buffers_cannot_do_what_differs_by_rollout_or_is_estimated() -> None:
@@ -284,8 +284,8 @@ def test_opob_measures_the_plain_gradient_or_the_true_contribution() -> None:
     ],
 )
 def test_silent_says_whether_equal_scores_get_no_credit(name: str, options: dict[str, Any], silent: bool) -> None:
-    entry = Entry.model_validate({"name": name, **options})
-    c = Chain.resolve([Entry(name="seq_tis"), entry], Setting(group_size=4, asynchronous=True, cut=False, reports_kept=True))
+    entry = MethodEntry.model_validate({"name": name, **options})
+    c = Chain.resolve([MethodEntry(name="seq_tis"), entry], Setting(group_size=4, asynchronous=True, cut=False, reports_kept=True))
     owner = next(m for m in c.methods if m.name == name)
     assert owner.silent is silent
     v = make_view([1, 1, 1, 0, 1, 1, 1, 1], [0] * 4 + [1] * 4, [2] * 8, norm2=[1.0] * 8)

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.views import make_view, notes, setting
-from trimtab.methods.chain import Chain
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, View
+from trimtab.control.registry import MethodEntry, build
 from trimtab.methods.decoupled import Decoupled
-from trimtab.methods.protocol import Need, View
-from trimtab.methods.registry import Entry, build
 from trimtab.records import TrimtabError
 
 LENGTHS = [3, 1, 7, 4, 5, 2]
@@ -159,7 +159,7 @@ def test_weight_and_clip_multiply_to_the_whole_ratio_under_either_anchor() -> No
         v = view(spread=0.01)
         v.age_N = torch.full_like(v.age_N, 3)
         chain = Chain.resolve(
-            [Entry(name="decoupled", anchor=anchor, action="none"), Entry(name="ppo_decoupled", anchor=anchor)], setting()
+            [MethodEntry(name="decoupled", anchor=anchor, action="none"), MethodEntry(name="ppo_decoupled", anchor=anchor)], setting()
         )
         v.current_N = v.behavior_N + 0.02
         loss_N = chain.objective(v, chain.weigh(v), torch.ones_like(v.behavior_N))
@@ -169,8 +169,8 @@ def test_weight_and_clip_multiply_to_the_whole_ratio_under_either_anchor() -> No
 @pytest.mark.parametrize("other", ["ppo_decoupled", "m2po_mask"])
 def test_two_proximal_policies_are_refused(other: str) -> None:
     with pytest.raises(TrimtabError, match="anchor"):
-        Chain.resolve([Entry(name="decoupled", anchor="a3po"), Entry(name=other)], setting())
-    Chain.resolve([Entry(name="decoupled", anchor="a3po"), Entry(name=other, anchor="a3po")], setting())
+        Chain.resolve([MethodEntry(name="decoupled", anchor="a3po"), MethodEntry(name=other)], setting())
+    Chain.resolve([MethodEntry(name="decoupled", anchor="a3po"), MethodEntry(name=other, anchor="a3po")], setting())
 
 
 @pytest.mark.parametrize(
@@ -189,4 +189,4 @@ def test_rules_that_mean_nothing_are_refused(options: dict[str, Any], words: str
 
 def test_it_does_not_stand_beside_a_weight_for_the_same_staleness() -> None:
     with pytest.raises(TrimtabError, match="same staleness"):
-        Chain.resolve([Entry(name="decoupled"), Entry(name="seq_tis")], setting())
+        Chain.resolve([MethodEntry(name="decoupled"), MethodEntry(name="seq_tis")], setting())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from trimtab.methods.registry import build, method_class, names
+from trimtab.control.registry import build, method_class, names
 
 
 @pytest.mark.parametrize("name", names())

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from support.updates import Capture, behavior, gradient_of, make_batch, make_learner, plain_logps, tiny_model, worst
 from support.views import make_view, notes, result, setting, step_view
-from trimtab.methods.chain import Chain
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import GroupStats, Keep, Notes, Refuse, Reject, Skip
+from trimtab.control.registry import ChainMember, MethodEntry, build
 from trimtab.methods.dynamic_sampling import DynamicSampling
-from trimtab.methods.protocol import GroupStats, Keep, Notes, Refuse, Reject, Skip
-from trimtab.methods.registry import Entry, Member, build
 from trimtab.records import TrimtabError
 
 untimed = settings(deadline=None, max_examples=60)
@@ -66,7 +66,9 @@ def test_the_refill_budget_is_renewed_by_every_update_and_survives_a_checkpoint(
 
 def test_a_group_of_one_cannot_differ() -> None:
     with pytest.raises(TrimtabError, match=r"rollout.group_size = 1: dynamic_sampling compares"):
-        Chain.resolve([Entry(name="dynamic_sampling"), Entry(name="seq_tis"), Entry(name="reinforce")], setting(group_size=1))
+        Chain.resolve(
+            [MethodEntry(name="dynamic_sampling"), MethodEntry(name="seq_tis"), MethodEntry(name="reinforce")], setting(group_size=1)
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------------------- overlong
@@ -182,7 +184,7 @@ def test_the_learner_divides_by_the_mean_of_what_it_applied(level: str) -> None:
     methods = [{"name": "tok_tis", "c": 1.5}, {"name": "batch_norm_weights", "level": level}, {"name": "norm_clip", "max_norm": 1e9}]
     learner, before = make_learner(model, methods)
     after = Capture(stop=True)
-    learner.chain.members.append(Member(after, ""))
+    learner.chain.members.append(ChainMember(after, ""))
     learner.train(batch)
     with torch.no_grad():
         logps = plain_logps(model, batch.rollouts)
@@ -193,13 +195,15 @@ def test_the_learner_divides_by_the_mean_of_what_it_applied(level: str) -> None:
 
 
 def test_it_comes_before_every_clip_and_needs_a_weight() -> None:
-    chain = Chain.resolve([Entry(name=n) for n in ("norm_clip", "seq_tis", "batch_norm_weights")], setting())
+    chain = Chain.resolve([MethodEntry(name=n) for n in ("norm_clip", "seq_tis", "batch_norm_weights")], setting())
     names = [m.name for m in chain.methods]
     assert names.index("batch_norm_weights") < names.index("norm_clip")
-    assert "norm_clip" in [m.name for m in Chain.resolve([Entry(name=n) for n in ("seq_tis", "batch_norm_weights")], setting()).methods]
+    assert "norm_clip" in [
+        m.name for m in Chain.resolve([MethodEntry(name=n) for n in ("seq_tis", "batch_norm_weights")], setting()).methods
+    ]
     for lone in (["none"], ["geo_mis"], ["ppo_clip"]):
         with pytest.raises(TrimtabError, match="needs a weight to normalize"):
-            Chain.resolve([Entry(name=n) for n in (*lone, "batch_norm_weights")], setting())
+            Chain.resolve([MethodEntry(name=n) for n in (*lone, "batch_norm_weights")], setting())
 
 
 # --------------------------------------------------------------------------------------------------------------------------- min_ess

@@ -23,9 +23,10 @@ from torch import Tensor
 from support import fuzz, hostile
 from support.updates import make_learner
 from support.views import result
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import GroupStats, Keep, Need, Notes, Point, PoolView, Refuse, Reject, Selection, Skip, StepView, View
-from trimtab.methods.registry import BUNDLES, build, method_class, names
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import GroupStats, Keep, Need, Notes, Point, PoolView, Refuse, Reject, Selection, Skip, StepView, View
+from trimtab.control.registry import build, method_class, names
+from trimtab.methods.catalogue import BUNDLES
 from trimtab.records import Batch
 
 # Every name, with values of switches that have no list of choices. Choices are tried by themselves.

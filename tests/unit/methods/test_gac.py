@@ -16,11 +16,11 @@ from torch import nn
 
 from support.updates import make_batch, make_learner, tiny_model
 from support.views import result, setting
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Keep, Notes, Skip
+from trimtab.control.registry import MethodEntry, build
 from trimtab.learner.gradient import ActorGradient
-from trimtab.methods.chain import Chain
 from trimtab.methods.gac import GAC
-from trimtab.methods.protocol import Keep, Notes, Skip
-from trimtab.methods.registry import Entry, build
 from trimtab.records import TrimtabError
 
 P, G = (2.0, 0.0, 0.0), (3.0, 4.0, 0.0)  # cosine 0.6
@@ -310,7 +310,7 @@ def test_impossible_options_are_refused(bad: dict[str, Any]) -> None:
 
 
 def test_it_acts_before_every_clip() -> None:
-    chain = Chain.resolve([Entry(name=n) for n in ("vcpo", "median_clip", "gac")], setting())
+    chain = Chain.resolve([MethodEntry(name=n) for n in ("vcpo", "median_clip", "gac")], setting())
     names = [m.name for m in chain.methods]
     assert names.index("gac") < names.index("norm_clip") < names.index("median_clip")
 

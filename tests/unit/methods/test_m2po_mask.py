@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from support.updates import gradient_of, make_batch, tiny_model, worst
 from support.views import make_view, notes
+from trimtab.control.protocol import View
+from trimtab.control.registry import build
 from trimtab.functional.weights import second_moment_limit
 from trimtab.methods.m2po_mask import M2POMask
-from trimtab.methods.protocol import View
-from trimtab.methods.registry import build
 
 GOLDEN = [0.05, -0.1, 0.3, -0.02, 0.6, 0.0]
 untimed = settings(deadline=None, max_examples=100)

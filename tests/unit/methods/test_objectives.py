@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from support.views import make_view, notes, ratios, setting
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Method, Need, Notes, Ratio, Reduction, View, Weighing
-from trimtab.methods.registry import Entry, build
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Method, Need, Notes, Ratio, Reduction, View, Weighing
+from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
 LENGTHS = [3, 1, 7, 4, 5, 2]
@@ -61,7 +61,7 @@ def gradient(method: Method, v: View, w: Weighing | None = None, a_N: np.ndarray
 
 
 def chain(*entries: str | dict[str, Any], **changes: Any) -> Chain:
-    return Chain.resolve([Entry.model_validate({"name": e} if isinstance(e, str) else e) for e in entries], setting(**changes))
+    return Chain.resolve([MethodEntry.model_validate({"name": e} if isinstance(e, str) else e) for e in entries], setting(**changes))
 
 
 # -------------------------------------------------------------------------------------------------------------------- golden

@@ -11,10 +11,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.pools import Member, Queue, pool_view
-from trimtab.methods.budget import Budget, BudgetOptions, largest, quantile
+from trimtab.control.protocol import Need, Notes, PoolView, Selection
+from trimtab.control.registry import build
+from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile
 from trimtab.methods.pace import RING, Pace, PaceOptions, effective_staleness, percentile
-from trimtab.methods.protocol import Need, Notes, PoolView, Selection
-from trimtab.methods.registry import build
 from trimtab.records import Json
 
 UNKNOWN = math.nan
@@ -36,9 +36,9 @@ def commit(method: Pace, view: PoolView, want: int) -> Selection:
 
 
 def test_the_budget_follows_the_excess_and_carries_fractions() -> None:
-    budget, seen = Budget(), []
+    budget, seen = RejectionBudget(), []
     for n in (6, 16, 20, 24, 24, 12):
-        budget = budget.next(n, 8, BudgetOptions(beta=0.5))
+        budget = budget.next(n, 8, RejectionOptions(beta=0.5))
         seen.append((budget.groups, budget.ema))
     assert [k for k, _ in seen] == [0, 0, 2, 5, 6, 0]
     np.testing.assert_allclose([ema for _, ema in seen], [0, 0, 0.1, 0.2166667, 0.275, 0.1375], atol=1e-7)
@@ -47,7 +47,7 @@ def test_the_budget_follows_the_excess_and_carries_fractions() -> None:
 @given(st.lists(st.integers(0, 400), min_size=1, max_size=40), st.integers(1, 64), st.floats(0, 4), st.floats(0, 0.99))
 @example([400] * 30 + [20], 16, 0.0, 0.9)  # a full pool that runs dry: the smoothed rate asks for more than there is
 def test_the_budget_never_starves_the_learner(waiting: list[int], want: int, w_star: float, beta: float) -> None:
-    options, budget = BudgetOptions(w_star=w_star, beta=beta), Budget()
+    options, budget = RejectionOptions(w_star=w_star, beta=beta), RejectionBudget()
     for n in waiting:
         budget = budget.next(n, want, options)
         assert 0 <= budget.groups <= max(0, n - want)

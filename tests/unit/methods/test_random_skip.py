@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from trimtab.methods.protocol import Gradient, Keep, Skip
+from trimtab.control.protocol import Gradient, Keep, Skip
 from trimtab.methods.random_skip import RandomSkip, RandomSkipOptions
 
 

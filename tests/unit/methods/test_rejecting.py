@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.views import make_view, notes, setting
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Method, View
-from trimtab.methods.registry import Entry, build
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Method, View
+from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
 LENGTHS = [3, 1, 7, 4, 5, 2]
@@ -151,8 +151,8 @@ def test_a_nan_is_never_rejected_as_if_a_rule_had_judged_it(name: str, options: 
 def test_a_mask_changes_nothing_for_the_others(name: str, options: dict[str, Any]) -> None:
     """The coefficient of a kept token is what it would be if nothing were masked: no denominator has moved."""
     v = make_view([1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 2, 2], LENGTHS, spread=0.4)
-    consent = [] if build(name, options).corrects else [Entry(name="none")]
-    chain = Chain.resolve([Entry(name=name, **options), *consent, Entry(name="linear")], setting())
+    consent = [] if build(name, options).corrects else [MethodEntry(name="none")]
+    chain = Chain.resolve([MethodEntry(name=name, **options), *consent, MethodEntry(name="linear")], setting())
     w = chain.weigh(v)
     leaf = v.current.clone().requires_grad_()
     v.current_N = leaf
@@ -190,7 +190,7 @@ def test_rollouts_without_tokens_are_not_judged() -> None:
 
 
 def test_masks_compose_with_a_weight_for_the_same_ratio() -> None:
-    chain = Chain.resolve([Entry(name=n) for n in ("tok_tis", "geo_mis", "k3_reject", "token_veto")], setting())
+    chain = Chain.resolve([MethodEntry(name=n) for n in ("tok_tis", "geo_mis", "k3_reject", "token_veto")], setting())
     v = view_of([[0.0, 0.0], [0.001, -0.001], [-11.0, 11.0], [0.5, 0.5]])
     np.testing.assert_allclose(v.weights(chain.weigh(v)), [1, 1, np.exp(0.001), np.exp(-0.001), 0, 0, 0, 0], rtol=1e-12)
 
@@ -198,14 +198,14 @@ def test_masks_compose_with_a_weight_for_the_same_ratio() -> None:
 @pytest.mark.parametrize("pair", [("icepop", "tok_tis"), ("dis", "seq_tis"), ("geo_tis", "ppo_clip"), ("icepop", "tok_mis")])
 def test_two_weights_for_one_ratio_are_refused(pair: tuple[str, str]) -> None:
     with pytest.raises(TrimtabError, match="both correct"):
-        Chain.resolve([Entry(name=n) for n in pair], setting())
+        Chain.resolve([MethodEntry(name=n) for n in pair], setting())
 
 
 def test_a_veto_alone_corrects_nothing() -> None:
     with pytest.raises(TrimtabError, match="nothing corrects for stale rollouts"):
-        Chain.resolve([Entry(name="token_veto")], setting())
-    Chain.resolve([Entry(name="token_veto"), Entry(name="none")], setting())
-    Chain.resolve([Entry(name="geo_mis")], setting())
+        Chain.resolve([MethodEntry(name="token_veto")], setting())
+    Chain.resolve([MethodEntry(name="token_veto"), MethodEntry(name="none")], setting())
+    Chain.resolve([MethodEntry(name="geo_mis")], setting())
 
 
 @pytest.mark.parametrize(

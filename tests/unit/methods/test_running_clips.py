@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from support.views import result, setting, step_view
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Keep, Notes, StepView
+from trimtab.control.registry import MethodEntry, build
 from trimtab.learner.gradient import ActorGradient
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Keep, Notes, StepView
-from trimtab.methods.registry import Entry, build
 from trimtab.records import TrimtabError
 
 CLIPS = ("median_clip", "zclip")
@@ -111,7 +111,7 @@ def test_a_warmup_or_window_that_cannot_be_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("listed", [["vcpo", "median_clip"], ["seq_tis", "b0", "norm_clip", "median_clip"]])
 def test_the_absolute_clip_comes_first(listed: list[str]) -> None:
-    chain = Chain.resolve([Entry(name=n) for n in listed], setting())
+    chain = Chain.resolve([MethodEntry(name=n) for n in listed], setting())
     order = [m.name for m in chain.methods]
     assert order.index("norm_clip") + 1 == order.index("median_clip")
     assert order.count("norm_clip") == 1
@@ -125,9 +125,9 @@ def test_the_absolute_clip_comes_first(listed: list[str]) -> None:
 @pytest.mark.parametrize("name", CLIPS)
 def test_a_chain_without_an_absolute_clip_says_so(name: str) -> None:
     for listed in (["seq_tis", "b0", name], [name, "vcpo"]):
-        chain = Chain.resolve([Entry(name=n) for n in listed], setting())
+        chain = Chain.resolve([MethodEntry(name=n) for n in listed], setting())
         assert [said for said in chain.said if said.startswith(f"{name} has no norm_clip before it")]
-    assert Chain.resolve([Entry(name="vcpo"), Entry(name=name)], setting()).said == []
+    assert Chain.resolve([MethodEntry(name="vcpo"), MethodEntry(name=name)], setting()).said == []
 
 
 # ------------------------------------------------------------------------------------------------------------------------ zclip

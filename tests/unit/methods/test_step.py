@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from support.views import result, setting, step_view
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Keep, Method, Notes, Refuse, Skip, StepResult, StepView
+from trimtab.control.registry import ChainMember, MethodEntry, build
 from trimtab.learner.gradient import ActorGradient
-from trimtab.methods.chain import Chain
 from trimtab.methods.ess import ESSStep
-from trimtab.methods.protocol import Keep, Method, Notes, Refuse, Skip, StepResult, StepView
-from trimtab.methods.registry import Entry, Member, build
 from trimtab.records import TrimtabError
 
 
@@ -192,9 +192,9 @@ class Stops(Method):
 
 
 def with_steps(*verdicts: float | Refuse) -> tuple[Chain, list[Says]]:
-    c = Chain.resolve([Entry(name="seq_tis")], setting())
+    c = Chain.resolve([MethodEntry(name="seq_tis")], setting())
     says = [Says(f"m{i}", v) for i, v in enumerate(verdicts)]
-    c.members.extend(Member(m, "") for m in says)
+    c.members.extend(ChainMember(m, "") for m in says)
     return c, says
 
 
@@ -227,8 +227,8 @@ def test_everybody_hears_what_happened() -> None:
 
 
 def test_a_skip_names_who_skipped() -> None:
-    c = Chain.resolve([Entry(name="seq_tis")], setting())
-    c.members.insert(0, Member(Stops(), ""))
+    c = Chain.resolve([MethodEntry(name="seq_tis")], setting())
+    c.members.insert(0, ChainMember(Stops(), ""))
     g = gradient([3.0, 4.0])
     assert c.gradient(g) == Skip("stops: too alike")  # type: ignore[arg-type]
     assert isinstance(g.recorder, Notes)
@@ -239,7 +239,7 @@ def test_a_skip_names_who_skipped() -> None:
 
 
 def test_the_state_of_a_chain_is_that_of_its_methods() -> None:
-    entries = [Entry(name="vcpo"), Entry.model_validate({"name": "ess", "reference": "calibrate", "calibration": 2})]
+    entries = [MethodEntry(name="vcpo"), MethodEntry.model_validate({"name": "ess", "reference": "calibrate", "calibration": 2})]
     a, b = Chain.resolve(entries, setting()), Chain.resolve(entries, setting())
     a.step(step_view(SPREAD, lag_zero=True))
     a.after(result(applied=True))
@@ -249,7 +249,7 @@ def test_the_state_of_a_chain_is_that_of_its_methods() -> None:
 
 
 def test_state_of_other_methods_is_refused_by_name() -> None:
-    a, b = Chain.resolve([Entry(name="seq_tis")], setting()), Chain.resolve([Entry(name="vcpo")], setting())
+    a, b = Chain.resolve([MethodEntry(name="seq_tis")], setting()), Chain.resolve([MethodEntry(name="vcpo")], setting())
     with pytest.raises(TrimtabError, match=r"methods = \['ess', 'linear', .*\]: the checkpoint was made with \['grpo', 'linear', "):
         b.load_state_dict(a.state_dict())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="method linear keeps no state, the checkpoint has"):

@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from support.views import make_view, notes, result, setting
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, Point, View, Weighing
+from trimtab.control.registry import MethodEntry, build
 from trimtab.functional import divergence
-from trimtab.methods.chain import Chain
 from trimtab.methods.kl_reward import KLReward
 from trimtab.methods.kl_term import KLTerm
-from trimtab.methods.protocol import Need, Point, View, Weighing
-from trimtab.methods.registry import Entry, build
 from trimtab.records import TrimtabError
 
 LENGTHS = [3, 1, 4]
@@ -102,7 +102,7 @@ def test_a_term_is_neither_weighted_nor_masked_nor_scaled_by_credit() -> None:
 
 
 def test_the_term_adds_to_the_owners_loss() -> None:
-    c = Chain.resolve([Entry(name=n) for n in ("seq_tis", "kl_term", "entropy_term")], setting())
+    c = Chain.resolve([MethodEntry(name=n) for n in ("seq_tis", "kl_term", "entropy_term")], setting())
     assert [m.name for m in c.terms] == ["kl_term", "entropy_term"]
     assert c.owner(Point.OBJECTIVE).name == "linear"
     assert Need.REFERENCE in c.needs
@@ -216,7 +216,7 @@ def test_a_fixed_beta_stays_and_asks_for_no_survey() -> None:
         method.after(result(applied=True))
     assert method.state_dict() == {"beta": 0.001}
     assert not hasattr(kl_term(), "survey")
-    adaptive = Chain.resolve([Entry(name="seq_tis"), Entry.model_validate({"name": "kl_term", "target": 0.1})], setting())
+    adaptive = Chain.resolve([MethodEntry(name="seq_tis"), MethodEntry.model_validate({"name": "kl_term", "target": 0.1})], setting())
     assert adaptive.surveys(Point.OBJECTIVE)
 
 

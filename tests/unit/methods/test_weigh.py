@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from support.views import make_view, notes, ratios, setting
-from trimtab.methods.chain import Chain
-from trimtab.methods.protocol import Method, View
-from trimtab.methods.registry import Entry, build
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Method, View
+from trimtab.control.registry import MethodEntry, build
 
 LENGTHS = [3, 1, 7, 4, 5, 2]
 
@@ -85,7 +85,7 @@ def test_a_ratio_far_beyond_the_exponential_is_still_the_cap() -> None:
 
 def test_weighings_of_several_methods_multiply_and_their_masks_intersect() -> None:
     v = view()
-    entries = [Entry(name="tok_mis"), Entry(name="linear")]
+    entries = [MethodEntry(name="tok_mis"), MethodEntry(name="linear")]
     c = Chain.resolve(entries, setting())
     c.members[0].method.options = type(c.members[0].method.options)(high=2.0, low=0.5)
     second = build("seq_tis", {"c": 2.0})

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from trimtab.methods.protocol import Reject
+from trimtab.control.protocol import Reject
 from trimtab.pool.results import BlockedBy, Delivery, Fate, Finished, Formed, Ticket
 from trimtab.records import Outcome, Slot, StoppedByRule, StopReason, TrimtabError
 

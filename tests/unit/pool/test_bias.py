@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trimtab.methods.protocol import Selection
+from trimtab.control.protocol import Selection
 from trimtab.pool.bias import LEAST, WINDOW, Bias, BiasState
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trimtab.methods.protocol import Notes, PoolView
+from trimtab.control.protocol import Notes, PoolView
 from trimtab.pool.columns import Columns
 from trimtab.pool.ledger import Entry, SlotState
 from trimtab.pool.measure import measure

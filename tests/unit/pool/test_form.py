@@ -2,7 +2,7 @@
 
 import pytest
 
-from trimtab.methods.protocol import Selection
+from trimtab.control.protocol import Selection
 from trimtab.pool.results import Finished, Formed, LetGo, Ticket, Waiting
 from trimtab.records import Slot, TrimtabError
 

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from trimtab.methods.protocol import Reject, Selection
+from trimtab.control.protocol import Reject, Selection
 from trimtab.pool.admission import areal_capacity, surplus_groups
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.results import Blocked, BlockedBy, Finished, Formed, Ticket

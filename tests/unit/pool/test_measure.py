@@ -4,8 +4,8 @@ import dataclasses
 
 import numpy as np
 
+from trimtab.control.protocol import Reject
 from trimtab.methods.dynamic_sampling import DynamicSampling, DynamicSamplingOptions
-from trimtab.methods.protocol import Reject
 from trimtab.pool import measure
 from trimtab.records import Group, Rollout, Slot
 

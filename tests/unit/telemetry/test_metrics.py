@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from trimtab.methods.protocol import Recorder
+from trimtab.control.protocol import Recorder
 from trimtab.records import Decision
 from trimtab.telemetry.metrics import BatchRecord, Metrics
 from trimtab.telemetry.names import KNOWN, TIME_SHARES, declared

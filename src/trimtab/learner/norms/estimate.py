@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Literal
 
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 
 BYTE = 12.0
 GRAM_RATE = 2.5
@@ -57,22 +57,22 @@ class Shape:
     sharing: int = 1
 
 
-def weight_cost(shape: Shape, layout: Layout) -> float:
+def weight_cost(shape: Shape, layout: BlockLayout) -> float:
     return 2.0 * layout.rows * shape.inputs * shape.outputs
 
 
-def kept_bytes(shape: Shape, layout: Layout, itemsize: int) -> int:
+def kept_bytes(shape: Shape, layout: BlockLayout, itemsize: int) -> int:
     return len(layout.lengths) * shape.inputs * shape.outputs * itemsize
 
 
-def mode_costs(shape: Shape, layout: Layout, itemsize: int) -> tuple[float, float, float]:
+def mode_costs(shape: Shape, layout: BlockLayout, itemsize: int) -> tuple[float, float, float]:
     """Norm plus weighted product under KEEP, FORGET and GRAM, beyond the forward and the activation-only backward."""
     w, m = weight_cost(shape, layout), kept_bytes(shape, layout, itemsize)
     gram = 2.0 * layout.squares * (shape.inputs / shape.sharing + shape.outputs)
     return w + BYTE * m, 2 * w + BYTE * m, GRAM_RATE * gram + w
 
 
-def choose_mode(shape: Shape, layout: Layout, itemsize: int, *, keep: int) -> Mode:
+def choose_mode(shape: Shape, layout: BlockLayout, itemsize: int, *, keep: int) -> Mode:
     """The cheapest mode; KEEP only where its bytes fit ``keep``."""
     kept, forgotten, gram = mode_costs(shape, layout, itemsize)
     if kept <= gram and kept_bytes(shape, layout, itemsize) <= keep:
@@ -88,7 +88,7 @@ class Estimate:
     bytes: int
 
 
-def estimate(shapes: list[Shape], parameters: int, layout: Layout, itemsize: int, memory: int) -> dict[Route, Estimate]:
+def estimate(shapes: list[Shape], parameters: int, layout: BlockLayout, itemsize: int, memory: int) -> dict[Route, Estimate]:
     """Each route's :class:`Estimate`. Every rollout counts as a group of its own: groups are not known at the forward."""
     weights = [weight_cost(s, layout) for s in shapes]
     plain = 3 * sum(weights)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.learner.head import Head
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.norms.registry import Registry
-from trimtab.learner.norms.units import Budget, Buffers, GainUnit, Gradient, Input, LinearUnit
+from trimtab.learner.norms.units import Buffers, GainUnit, Gradient, Input, LinearUnit, NormBudget
 from trimtab.learner.norms.vocab import EmbeddingUnit, HeadUnit
 from trimtab.records import TrimtabError
 
@@ -67,7 +67,7 @@ class Tape:
             )
         self.records[module] = (args[0], output)
 
-    def units(self, head: Head, q_H: Tensor, budget: Budget) -> tuple[list[tuple[Unit, Tensor]], HeadUnit, EmbeddingUnit | None]:
+    def units(self, head: Head, q_H: Tensor, budget: NormBudget) -> tuple[list[tuple[Unit, Tensor]], HeadUnit, EmbeddingUnit | None]:
         """The unit of each module with its output, the head's unit, and the embedding's if the head is tied to it."""
         head_unit = HeadUnit(head, self.registry.head.weight, q_H, budget)
         inputs: dict[int, Input] = {}
@@ -95,7 +95,7 @@ class Tape:
 class Measured:
     """What one activation-only backward leaves: the norms, and units that know the gradient of any re-weighting."""
 
-    def __init__(self, norm2_R: Tensor, units: Sequence[Weighted], layout: Layout) -> None:
+    def __init__(self, norm2_R: Tensor, units: Sequence[Weighted], layout: BlockLayout) -> None:
         self.norm2_R, self._units, self._layout = norm2_R, units, layout
         self._spent = False
 
@@ -112,13 +112,13 @@ class Measured:
 
 
 def measure(
-    tape: Tape, head: Head, hidden_H: Tensor, q_H: Tensor, *, layout: Layout, buffers: Buffers, memory: int, weighted: bool
+    tape: Tape, head: Head, hidden_H: Tensor, q_H: Tensor, *, layout: BlockLayout, buffers: Buffers, memory: int, weighted: bool
 ) -> Measured:
     """Per-rollout squared norms of the gradient of sum q current over all trainable parameters, packed order.
 
     ``weighted``: keep what :meth:`Measured.accumulate` needs, and free the graph; otherwise keep only the graph.
     """
-    budget = Budget(layout, hidden_H, left=memory, buffers=buffers, weighted=weighted)
+    budget = NormBudget(layout, hidden_H, left=memory, buffers=buffers, weighted=weighted)
     with torch.no_grad():
         units, head_unit, tied = tape.units(head, q_H, budget)
         dhidden_H = head_unit.measure(tied)

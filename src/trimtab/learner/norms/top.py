@@ -22,7 +22,7 @@ from trimtab.learner.head import Head
 from trimtab.learner.norms.estimate import PROBES, Shape, sketched
 from trimtab.learner.norms.registry import Registry
 from trimtab.learner.norms.tape import Tape
-from trimtab.learner.norms.units import Budget, Buffers
+from trimtab.learner.norms.units import Buffers, NormBudget
 from trimtab.learner.norms.vocab import HeadUnit
 from trimtab.learner.packing import Packed
 
@@ -76,7 +76,7 @@ class TopRoute:
             raise RuntimeError("norms: already measured; a pass has one unit coefficient")
         packed = self._packed
         self._q_H = q_N[packed.to_H].to(self._current_H.dtype)
-        budget = Budget(packed.rows, self._hidden_H, left=self._memory, buffers=self._buffers, weighted=False)
+        budget = NormBudget(packed.rows, self._hidden_H, left=self._memory, buffers=self._buffers, weighted=False)
         records = {} if self._tape is None else {m: (x, y) for m, (x, y) in self._tape.records.items() if y.requires_grad}
         with torch.no_grad():
             dhidden_H = HeadUnit(self._head, self._weight, self._q_H, budget).add(hidden=bool(records))
@@ -86,7 +86,7 @@ class TopRoute:
         return budget.total()[packed.packed_R]
 
     @torch.no_grad()
-    def _project(self, records: Mapping[nn.Module, tuple[Tensor, Tensor]], es: tuple[Tensor, ...], budget: Budget) -> None:
+    def _project(self, records: Mapping[nn.Module, tuple[Tensor, Tensor]], es: tuple[Tensor, ...], budget: NormBudget) -> None:
         assert self._tape is not None
         rows, projected = self._packed.rows.rows, dict[int, Tensor]()
         for (module, (x, _)), e in zip(records.items(), es, strict=True):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from trimtab.learner.layout import Layout
+from trimtab.learner.layout import BlockLayout
 from trimtab.learner.norms.estimate import Mode, Shape, choose_mode
 from trimtab.learner.norms.registry import NORMALIZERS
 
@@ -39,13 +39,13 @@ class Buffers:
         self._free[name] = buffer
 
 
-class Budget:
+class NormBudget:
     """Of one pass: its rollout blocks, the sums of squares so far, and how many bytes of per-rollout gradients may still be kept.
 
     ``weighted``: the units will be asked for a re-weighted gradient.
     """
 
-    def __init__(self, layout: Layout, like: Tensor, *, left: int, buffers: Buffers, weighted: bool) -> None:
+    def __init__(self, layout: BlockLayout, like: Tensor, *, left: int, buffers: Buffers, weighted: bool) -> None:
         self.layout, self.left, self.buffers, self.weighted = layout, left, buffers, weighted
         self.norm2_R = torch.zeros(len(layout.lengths), dtype=torch.float64, device=like.device)
         self._norms: list[Tensor] = []
@@ -64,7 +64,7 @@ class Input:
     """The input of one or several Linears, and what they share."""
 
     x: Tensor  # [rows, d_in]
-    layout: Layout
+    layout: BlockLayout
     sharing: int = 0
     blocks: list[Tensor] = field(default_factory=list)
     grams: list[Tensor] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Input:
 class LinearUnit:
     """A Linear with or without bias."""
 
-    def __init__(self, name: str, module: nn.Linear, shared: Input, budget: Budget) -> None:
+    def __init__(self, name: str, module: nn.Linear, shared: Input, budget: NormBudget) -> None:
         self.name, self.module, self.input, self.budget = name, module, shared, budget
         self.e: Tensor | None = None
         self.kept: Tensor | None = None
@@ -163,7 +163,7 @@ class LinearUnit:
 class GainUnit:
     """RMSNorm or LayerNorm; a gain shared over heads sums over them."""
 
-    def __init__(self, module: nn.Module, x: Tensor, budget: Budget) -> None:
+    def __init__(self, module: nn.Module, x: Tensor, budget: NormBudget) -> None:
         self.module, self.x, self.budget = module, x, budget
         self.parts: list[Gradient] = []
 

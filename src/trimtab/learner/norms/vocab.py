@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.learner.head import Head
-from trimtab.learner.norms.units import Budget, Gradient
+from trimtab.learner.norms.units import Gradient, NormBudget
 
 
 class EmbeddingUnit:
     """An embedding: e summed over equal (rollout, id), so that nothing of size rollouts x vocabulary is made."""
 
-    def __init__(self, module: nn.Embedding, ids: Tensor, budget: Budget, head: HeadUnit | None = None) -> None:
+    def __init__(self, module: nn.Embedding, ids: Tensor, budget: NormBudget, head: HeadUnit | None = None) -> None:
         self.module, self.budget, self.head = module, budget, head
         key = budget.layout.owner * module.num_embeddings + ids.reshape(-1)
         unique, self._place = torch.unique(key, return_inverse=True)
@@ -44,7 +44,7 @@ class EmbeddingUnit:
 class HeadUnit:
     """The LM head at the rows that predict action tokens."""
 
-    def __init__(self, head: Head, weight: Tensor, q_H: Tensor, budget: Budget) -> None:
+    def __init__(self, head: Head, weight: Tensor, q_H: Tensor, budget: NormBudget) -> None:
         self.head, self.weight, self.q_H, self.budget = head, weight, q_H, budget
         self._layout = head.packed.actions
         self._kept: Tensor | None = None

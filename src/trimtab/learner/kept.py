@@ -1,4 +1,4 @@
-"""Columns of a batch that outlive one pass: kept by rollout, so that any mini-batch, micro-batch or rank can take its part."""
+"""KeptColumns of a batch that outlive one pass: kept by rollout, so that any mini-batch, micro-batch or rank can take its part."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Columns:
+class KeptColumns:
     """Token columns (and rollout columns, as one entry a rollout) by name and by the rollout's place in the batch."""
 
     def __init__(self) -> None:

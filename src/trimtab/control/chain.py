@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, cast
 
-from trimtab.methods.acts import Accepts, Aligns, Credits, GradientControls, Objects, Shapes, StepControls, Surveys, Units, Weighs
-from trimtab.methods.pool_side import Selects
-from trimtab.methods.protocol import (
+from trimtab.control.acts import Accepts, Aligns, Credits, GradientControls, Objects, Shapes, StepControls, Surveys, Units, Weighs
+from trimtab.control.pool_side import Selects
+from trimtab.control.protocol import (
     Credit,
     Gradient,
     GroupStats,
@@ -35,7 +35,7 @@ from trimtab.methods.protocol import (
     View,
     Weighing,
 )
-from trimtab.methods.registry import Entry, Member, build, expand
+from trimtab.control.registry import ChainMember, MethodEntry, build, expand
 from trimtab.records import Decision, Json, TrimtabError
 
 if TYPE_CHECKING:
@@ -68,12 +68,12 @@ class Setting:
 class Chain:
     """The validated methods of a run. ``said`` lists what was added or replaced, in words."""
 
-    members: list[Member]
+    members: list[ChainMember]
     setting: Setting
     said: list[str] = field(default_factory=list)
 
     @staticmethod
-    def resolve(entries: Sequence[Entry], setting: Setting) -> Chain:
+    def resolve(entries: Sequence[MethodEntry], setting: Setting) -> Chain:
         """Expand bundles, settle owners, add what is missing, and let every method check the whole."""
         if not entries and setting.asynchronous:
             raise TrimtabError.field(
@@ -81,17 +81,17 @@ class Chain:
             )
         chain = Chain(members=[], setting=setting)
         for name, options, origin in expand(entries):
-            chain._add(Member(build(name, options), origin))
+            chain._add(ChainMember(build(name, options), origin))
         for point, name, options in _DEFAULTS:
             if not any(_fills(m, point) for m in chain.methods):
-                chain.members.append(Member(build(name, options), "default"))
+                chain.members.append(ChainMember(build(name, options), "default"))
                 lacking = "gradient clip" if point is Point.GRADIENT else f"{point.value} method"
                 chain.said.append(f"no {lacking}: added {written(name, options)}")
         chain._order()
         chain._check()
         return chain
 
-    def _add(self, new: Member) -> None:
+    def _add(self, new: ChainMember) -> None:
         for old in list(self.members):
             clash = _clash(old.method, new.method)
             if not clash:

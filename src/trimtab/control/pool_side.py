@@ -8,7 +8,7 @@ from typing import Literal, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.methods.learner_side import Notes, Recorder
+from trimtab.control.learner_side import Notes, Recorder
 
 I64 = npt.NDArray[np.int64]
 F64 = npt.NDArray[np.float64]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trimtab.methods.protocol import Method, MethodOptions, Point, State
+from trimtab.control.protocol import Method, MethodOptions, Point, State
 
 if TYPE_CHECKING:
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 
 class RunningOptions(MethodOptions):

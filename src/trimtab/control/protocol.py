@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict
 
-from trimtab.methods.learner_side import (
+from trimtab.control.learner_side import (
     Credit,
     Gradient,
     GradientCopy,
@@ -49,7 +49,7 @@ from trimtab.methods.learner_side import (
     View,
     Weighing,
 )
-from trimtab.methods.points import (
+from trimtab.control.points import (
     Need,
     NormEstimator,
     Point,
@@ -58,13 +58,13 @@ from trimtab.methods.points import (
     Reduction,
     Status,
 )
-from trimtab.methods.pool_side import GroupStats, PoolView, Reject, Selection
+from trimtab.control.pool_side import GroupStats, PoolView, Reject, Selection
 from trimtab.records import Json
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 __all__ = [
     "Credit",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from trimtab.methods.protocol import (
+from trimtab.control.protocol import (
     Credit,
     Gradient,
     GroupStats,

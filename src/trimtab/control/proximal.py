@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.methods.protocol import MethodOptions, Need, View
+from trimtab.control.protocol import MethodOptions, Need, View
 from trimtab.records import TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from trimtab.methods.chain import Chain
+    from trimtab.control.chain import Chain
 
 Anchor = Literal["recompute", "a3po"]
 

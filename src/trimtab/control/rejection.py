@@ -9,19 +9,19 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field
 
-from trimtab.methods.pool_side import F64, I64
-from trimtab.methods.protocol import MethodOptions, PoolView, Selection, State
+from trimtab.control.pool_side import F64, I64
+from trimtab.control.protocol import MethodOptions, PoolView, Selection, State
 from trimtab.records import Decision
 
 
-class BudgetOptions(MethodOptions):
+class RejectionOptions(MethodOptions):
     w_star: float = Field(1.0, ge=0, description="tolerated mean waiting in versions: the pool's target is (1 + w_star) batches")
     beta: float = Field(0.9, ge=0, lt=1, description="memory of the rejection rate")
     requeue: bool = Field(False, description="rejected prompts come again (biases towards prompts that are slow)")
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class RejectionBudget:
     """How many groups are let go at a batch: the excess over the target as a smoothed rate; fractions are carried over."""
 
     ema: float = 0.0
@@ -29,22 +29,22 @@ class Budget:
     excess: float = 0.0
     groups: int = 0  # K
 
-    def next(self, waiting: int, want: int, options: BudgetOptions) -> Budget:
+    def next(self, waiting: int, want: int, options: RejectionOptions) -> RejectionBudget:
         """The budget of a batch of ``want`` out of ``waiting`` groups."""
         target = (1 + options.w_star) * want
         excess = max(0.0, (waiting - target) / waiting) if waiting else 0.0
         ema = options.beta * self.ema + (1 - options.beta) * excess
         if waiting <= target or waiting < want:
-            return Budget(ema, 0.0, excess, 0)
+            return RejectionBudget(ema, 0.0, excess, 0)
         raw = ema * waiting + self.carry
         whole = math.floor(raw + 1e-9)  # 0.1 * 20 is 2, however it rounds
-        return Budget(ema, max(0.0, raw - whole), excess, min(whole, waiting - want))
+        return RejectionBudget(ema, max(0.0, raw - whole), excess, min(whole, waiting - want))
 
     def state_dict(self) -> State:
         return {"ema": self.ema, "carry": self.carry}
 
     @classmethod
-    def restored(cls, state: State) -> Budget:
+    def restored(cls, state: State) -> RejectionBudget:
         return cls(ema=float(str(state["ema"])), carry=float(str(state["carry"])))
 
 
@@ -77,7 +77,7 @@ def select_rows(pool: PoolView, take: I64, gone: I64, requeue: bool) -> Selectio
     return Selection(ids, requeue=let_go) if requeue else Selection(ids, reject=let_go)
 
 
-def report(name: str, pool: PoolView, budget: Budget, take: I64, gone: I64, options: BudgetOptions) -> None:
+def report(name: str, pool: PoolView, budget: RejectionBudget, take: I64, gone: I64, options: RejectionOptions) -> None:
     """The controller's numbers; generation, waiting and whole staleness of what is taken and of what is let go; the decision."""
     recorder, n, want = pool.recorder, len(pool.ids), len(take)
     target = (1 + options.w_star) * want
