@@ -20,8 +20,8 @@ from pathlib import Path
 
 import torch
 
-from trimtab.config.load import load
 from trimtab.bench.rows import Row
+from trimtab.config.load import load
 from trimtab.runtime.run import start
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord

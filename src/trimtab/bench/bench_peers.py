@@ -16,10 +16,10 @@ from typing import Protocol
 
 import psutil
 
+from trimtab.bench.rows import Row, spread
 from trimtab.config.load import load
 from trimtab.config.models import model_folder
 from trimtab.config.run import RunConfig
-from trimtab.bench.rows import Row, spread
 from trimtab.records import TrimtabError
 from trimtab.runtime.run import start
 from trimtab.tasks.load import load_task, scorer_spec

@@ -15,13 +15,13 @@ from functools import partial
 import numpy as np
 import torch
 
+from trimtab.bench.models import bench_policy
+from trimtab.bench.rows import Row, spread
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.digest import weights_digest
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Request
 from trimtab.engines.torch_engine import TorchEngine
-from trimtab.bench.models import bench_policy
-from trimtab.bench.rows import Row, spread
 from trimtab.records import Sampling
 from trimtab.weights.shared import SharedBlocks
 

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from trimtab import keyed
+from trimtab.bench.models import FIRST, PAD, VOCABULARY, bench_policy
+from trimtab.bench.rows import Row, spread
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Request
 from trimtab.engines.torch_engine import TorchEngine
-from trimtab.bench.models import FIRST, PAD, VOCABULARY, bench_policy
-from trimtab.bench.rows import Row, spread
 from trimtab.records import Sampling
 
 if TYPE_CHECKING:
