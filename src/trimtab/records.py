@@ -25,6 +25,21 @@ F32 = npt.NDArray[np.float32]
 Bool = npt.NDArray[np.bool_]
 
 
+EQUAL_RELATIVE, EQUAL_ABSOLUTE = 1e-6, 1e-8
+
+
+def equal_rewards(rewards: npt.ArrayLike) -> bool:
+    """The one definition of equal rewards: max - min <= max(1e-8, 1e-6 max|r|), which is what float32 leaves of a judge's score.
+
+    Filters, credit and metrics ask here, so that none takes for a difference what another takes for rounding: an advantage made of
+    rounding is as long as any other once it is divided by its own std. A NaN is equal to nothing.
+    """
+    r = np.asarray(rewards, dtype=np.float64)
+    if r.size < 2:
+        return True
+    return bool(np.ptp(r) <= max(EQUAL_ABSOLUTE, EQUAL_RELATIVE * float(np.abs(r).max())))
+
+
 class Outcome(StrEnum):
     """What the verifier found. An ``error`` is not a wrong answer: the rollout leaves its group."""
 

@@ -150,6 +150,11 @@ class Chain:
         return next(m for m in self.at(point) if point in m.owns)
 
     @property
+    def credit_alone(self) -> bool:
+        """Is an advantage all that moves a token? Not with an additive term, nor under an objective with a pull of its own."""
+        return not self.terms and self.owner(Point.OBJECTIVE).advantage_only
+
+    @property
     def terms(self) -> list[Method]:
         """Methods of the objective point that add a term to the owner's loss."""
         return [m for m in self.at(Point.OBJECTIVE) if Point.OBJECTIVE not in m.owns]

@@ -126,6 +126,7 @@ class Method:
     cadence: Mapping[Point, Literal["batch", "update"]] = {}
     masks_only: bool = False  # weigh: drops tokens or rollouts and weighs none, so it composes with a weight for the same ratio
     linear: bool = False  # objective: linear in the advantage
+    advantage_only: bool = False  # objective: without an advantage it has no gradient, whatever the ratio
     silent: bool = False  # credit: a group of equal scores gets zero credit whatever its log-probs, so it needs no backward
     norms: NormEstimator = "exact"  # credit under SEQ_NORMS: what the learner measures
     whole_update: bool = False  # credit under SEQ_NORMS: compares rollouts of the whole update, so norms are measured before any backward

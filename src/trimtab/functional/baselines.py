@@ -140,15 +140,16 @@ def opob_log_weight(form: Literal["paper", "exact", "repo"], log_ratio_R: Tensor
 
     ``paper``  W = w^2 ||u||^2             norm2 = ||u||^2, u = grad sum_t log pi (unit coefficient 1 on every action token)
     ``repo``   W = min(w, c)^2 w^2 ||u||^2  the released code: its gradient already carries the truncated weight; same norm2
-    ``exact``  W = ||g||^2                 norm2 = ||g||^2, g = the rollout's contribution to this very loss at unit advantage
+    ``exact``  W = min(w, c)^2 ||g||^2     min(w, c) g = the rollout's contribution to this very loss at unit advantage; norm2 = ||g||^2
 
-    ``log_ratio_R`` is the untruncated sequence log w, ``log_truncated_R`` = log min(w, c); ``exact`` reads neither.
+    ``log_ratio_R`` is the untruncated sequence log w, ``log_truncated_R`` = log min(w, c). ``exact`` reads only the latter, apart from
+    the norm, so that weights far below what float32 holds still compare.
     """
-    log_norm2_R = norm2_R.detach().double().log()
+    log_norm2_R, log_truncated_R = norm2_R.detach().double().log(), log_truncated_R.detach().double()
     if form == "exact":
-        return log_norm2_R
+        return 2.0 * log_truncated_R + log_norm2_R
     log_w = 2.0 * log_ratio_R.detach().double() + log_norm2_R
-    return log_w if form == "paper" else log_w + 2.0 * log_truncated_R.detach().double()
+    return log_w if form == "paper" else log_w + 2.0 * log_truncated_R
 
 
 def logit_energy(current_N: Tensor, sum_p2_N: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from trimtab.control.protocol import Need, Notes, Point, Totals, View, Weighing
-from trimtab.learner.credit import advantage_of, assign, once_a_batch, shape, weigh_quietly
+from trimtab.learner.credit import advantage_of, ask, assign, once_a_batch, shape, weigh_quietly
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Seen, Share, applied_weights, collect, whole_view
 from trimtab.learner.passes import Pass
@@ -33,7 +33,7 @@ class Accumulation:
         self.tools, self.chain, self.columns = tools, tools.chain, columns
         owner = self.chain.owner(Point.CREDIT)
         with tools.clock.span("pack"):
-            silent = owner.silent and not self.chain.at(Point.SHAPE)
+            silent = owner.silent and self.chain.credit_alone and not self.chain.at(Point.SHAPE)
             self.micros = tools.micros([share], totals, columns, notes, version=version, mini_step=mini_step, silent=silent)
         self.live = [m for m in self.micros if m.live]
         self._vocab = tools.options.entropy or tools.needs(Need.VOCAB)
@@ -55,14 +55,12 @@ class Accumulation:
         early = not credited and not self._tape
         ask_current = survey_weights or survey_loss or (early and tools.needs(Need.SCORE | Need.PROXIMAL))
         with tools.together():
-            if not self.micros:
-                raise Refused("no valid action token")
             if self._open_first and (ask_current or not early):
                 self._open(self.live[0])
             if ask_current:
                 for m in self.micros if survey_weights or survey_loss else self.live:
                     if m.view.current_N is None:
-                        tools.observe(m, graph=False, vocab=m.live and tools.needs(Need.VOCAB))
+                        tools.observe(m, graph=False, vocab=tools.needs(Need.VOCAB) if m.live else self._vocab)
         if survey_weights:
             chain.survey(Point.WEIGH, whole_view(self.micros, tools.ranks)[0])
         if self._norms_first:
@@ -81,7 +79,7 @@ class Accumulation:
                 if m.live:
                     self.signal |= self._backward(m)
                 elif m.view.current_N is None:
-                    tools.observe(m, graph=False)
+                    tools.observe(m, graph=False, vocab=self._vocab)
         self.signal = any(tools.ranks.gather(self.signal))
 
     def seen(self) -> Seen:
@@ -149,7 +147,7 @@ class Accumulation:
     def _advantage(self, m: Micro, w: Weighing) -> Tensor:
         kept = self.columns.take("advantage_N", m.places)
         if kept is None:
-            kept = advantage_of(self.chain.credit(m.view, w), m.view)
+            kept = advantage_of(ask(self.tools, m.view, w), m.view)
         return kept.to(m.view.scale_N.dtype)
 
     def _loss(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

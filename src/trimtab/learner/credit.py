@@ -16,6 +16,7 @@ from trimtab.control.protocol import Credit, Need, Notes, Point, Recorder, Total
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, whole_view
 from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
+from trimtab.learner.views import leveled, spread
 
 
 def once_a_batch(tools: Tools) -> bool:
@@ -67,11 +68,13 @@ def _start(tools: Tools, m: Micro, *, score: bool, vocab: bool) -> None:
 
 
 def shape(tools: Tools, view: View) -> None:
-    """Add what the methods of the shape point say to the rewards that credit reads."""
+    """Add what the methods of the shape point say to the rewards that credit reads; the view is that of the whole update."""
     added_N = tools.chain.shape(view)
     if added_N is not None:
         view.reward_N = added_N if view.reward_N is None else view.reward_N + added_N
         view.reward_R = view.reward_R + view.sum_R(added_N.double())
+        view.totals = dataclasses.replace(view.totals, reward_std=spread(view.reward_R))
+        view.metric("reward/shaped", float(view.reward_R.sum()), view.reward_R.shape[0])
 
 
 def weigh_quietly(tools: Tools, view: View) -> Weighing:
@@ -85,11 +88,28 @@ def assign(tools: Tools, view: View, places: Sequence[int], columns: KeptColumns
         shape(tools, view)
         nothing = Weighing(view.score_R.new_zeros(view.score_R.shape[0]))
         w = nothing if view.current_N is None else weigh_quietly(tools, view)
-        credit = tools.chain.credit(view, w)
+        credit = ask(tools, view, w)
     lengths = view.length_R.tolist()
     columns.put("advantage_N", advantage_of(credit, view), lengths, places)
     if credit.return_N is not None:
         columns.put("return_N", credit.return_N, lengths, places)
+
+
+def ask(tools: Tools, view: View, w: Weighing) -> Credit:
+    """The owner's credit of a view that holds whole groups. Rewards that differ by rounding alone are one reward."""
+    view.reward_R = leveled(view)
+    credit = tools.chain.credit(view, w)
+    if tools.chain.owner(Point.CREDIT).silent and credit.advantage_R is not None:
+        # The mean of equal numbers is that number but for rounding, and the optimizer would make a step of the rounding.
+        credit = dataclasses.replace(credit, advantage_R=torch.where(mixed(view), credit.advantage_R, 0 * credit.advantage_R))
+    return credit
+
+
+def mixed(view: View) -> Tensor:
+    """bool _R: rewards of the rollout's group differ; asked of leveled rewards."""
+    r = view.reward_R
+    low_G, high_G = (r.new_zeros(view.groups).scatter_reduce(0, view.group_R, r, how, include_self=False) for how in ("amin", "amax"))
+    return (high_G != low_G)[view.group_R]
 
 
 def advantage_of(credit: Credit, view: View) -> Tensor:

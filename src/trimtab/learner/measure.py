@@ -12,7 +12,7 @@ from trimtab import functional as F
 from trimtab.learner.micro import Seen
 from trimtab.learner.update import UpdateResult
 from trimtab.learner.views import rewards
-from trimtab.records import Batch, Outcome, StopReason
+from trimtab.records import Batch, Outcome, StopReason, equal_rewards
 from trimtab.telemetry.metrics import Metrics
 
 CAP = 8.0  # of ess/ratio_truncated: the cut of VCPO's recipes, whatever method weighs
@@ -54,7 +54,7 @@ def _rollouts(batch: Batch, metrics: Metrics) -> None:
     n = len(rollouts)
     for outcome in Outcome:
         metrics.metric(f"outcome/{outcome.value}", sum(r.outcome is outcome for r in rollouts), n)
-    metrics.metric("groups/mixed", sum(bool(np.ptp(rewards(g.rollouts)) > 0) for g in batch.groups), len(batch.groups))
+    metrics.metric("groups/mixed", sum(not equal_rewards(rewards(g.rollouts)) for g in batch.groups), len(batch.groups))
     metrics.put("tokens/trained", sum(r.actions for r in rollouts))
     metrics.put("rollouts/spanning", sum(r.oldest < r.newest for r in rollouts))
 
@@ -120,5 +120,7 @@ def _steps(results: Sequence[UpdateResult], metrics: Metrics) -> None:
             metrics.put("grad/cosine", r.cosine)
         if r.invalid_tokens:
             metrics.put("data/invalid_tokens", r.invalid_tokens)
+        if r.empty_rollouts:
+            metrics.put("data/empty_rollouts", r.empty_rollouts)
         for name, (numerator, denominator) in r.notes.metrics.items():
             metrics.metric(name, numerator, denominator)

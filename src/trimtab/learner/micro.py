@@ -16,7 +16,7 @@ from trimtab.learner.packing import Packed
 from trimtab.learner.passes import Pass
 from trimtab.learner.ranks import Ranks
 from trimtab.learner.views import join, reorder, rewards
-from trimtab.records import Group, Rollout
+from trimtab.records import Group, Rollout, equal_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def plan_micros(share: Share, budget: int | None, *, silent: bool) -> list[Micro
     for g, group in enumerate(share.groups, share.first_group):
         places.append([_Place(rollout, g, first + i) for i, rollout in enumerate(group.rollouts)])
         first += len(group.rollouts)
-    quiet = [silent and bool(np.ptp(rewards(group.rollouts)) == 0) for group in share.groups]
+    quiet = [silent and equal_rewards(rewards(group.rollouts)) for group in share.groups]
     out: list[Micro] = []
     for live in (True, False):
         chosen = [place for place, is_quiet in zip(places, quiet, strict=True) if is_quiet is not live]

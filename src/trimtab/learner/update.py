@@ -48,6 +48,7 @@ class UpdateResult:
     seen: Seen | None = None
     notes: Notes = field(default_factory=Notes)
     invalid_tokens: int = 0
+    empty_rollouts: int = 0
 
 
 class Learner:
@@ -101,7 +102,8 @@ class Learner:
     def train(self, batch: Batch, *, lag_zero: bool = False) -> list[UpdateResult]:
         """Consume one batch: ``epochs`` passes of ``updates_per_batch`` updates, each over its share of the groups."""
         with self.clock.span("pack"):
-            groups, invalid = drop_invalid(batch.groups)
+            valid = drop_invalid(batch.groups)
+            groups = valid.groups
         parts = [groups[a:b] for a, b in pairwise(np.linspace(0, len(groups), self.options.updates_per_batch + 1).astype(int).tolist())]
         results: list[UpdateResult] = []
         with self.clock.span("methods"):  # what is in no span of its own: the columns between the passes
@@ -110,7 +112,7 @@ class Learner:
                 part = step % len(parts)
                 place = sum(len(g.rollouts) for p in parts[:part] for g in p)
                 results.append(self._update(parts[part], place, columns, refused, batch, step, lag_zero))
-        results[0].invalid_tokens = invalid
+        results[0].invalid_tokens, results[0].empty_rollouts = valid.tokens, valid.rollouts
         results[0].notes.add(notes)
         self.consumed_batches += 1
         if any(r.applied for r in results):

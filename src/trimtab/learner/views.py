@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -12,15 +13,25 @@ from torch import Tensor
 from trimtab import functional as F
 from trimtab.control.protocol import Recorder, Reduction, Totals, View
 from trimtab.learner.packing import Packed
-from trimtab.records import Group, Rollout, Segment, StopReason
+from trimtab.records import Group, Rollout, Segment, StopReason, equal_rewards
 
 
-def drop_invalid(groups: Sequence[Group]) -> tuple[list[Group], int]:
-    """Take action tokens with a non-finite behavior log-prob out of the mask; returns the groups and how many were dropped.
+@dataclass(frozen=True, slots=True)
+class Valid:
+    """The groups of a batch that can be trained on, and what was taken out of them."""
 
-    Done when the batch is formed, before any denominator is known: a token without a usable log-prob is invalid data.
+    groups: list[Group]
+    tokens: int  # action tokens without a usable behavior log-prob
+    rollouts: int  # rollouts that then had no action token left
+
+
+def drop_invalid(groups: Sequence[Group]) -> Valid:
+    """Take action tokens with a non-finite behavior log-prob out of the mask, and rollouts without an action token out of their group.
+
+    Done when the batch is formed, before any denominator is known: a token without a usable log-prob is invalid data, and a rollout
+    without a token has no importance ratio, so that it may speak in no effective sample size and in no baseline.
     """
-    dropped = 0
+    dropped = empty = 0
     clean = []
     for group in groups:
         rollouts = []
@@ -32,9 +43,13 @@ def drop_invalid(groups: Sequence[Group]) -> tuple[list[Group], int]:
                     dropped += int(bad.sum())
                     segment = _without(segment, bad)
                 segments.append(segment)
-            rollouts.append(dataclasses.replace(rollout, segments=tuple(segments)))
-        clean.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
-    return (clean, dropped) if dropped else (list(groups), 0)
+            if any(s.action_mask.any() for s in segments):
+                rollouts.append(dataclasses.replace(rollout, segments=tuple(segments)))
+            else:
+                empty += 1
+        if rollouts:
+            clean.append(dataclasses.replace(group, rollouts=tuple(rollouts)))
+    return Valid(clean, dropped, empty) if dropped or empty else Valid(list(groups), 0, 0)
 
 
 def _without(segment: Segment, bad: np.ndarray) -> Segment:
@@ -67,8 +82,23 @@ def totals_of(groups: Sequence[Group], max_length: int) -> Totals:
         tokens=sum(r.actions for r in rollouts),
         groups=len(groups),
         max_length=max_length,
-        reward_std=float(F.advantages.unbiased_std(torch.from_numpy(rewards(rollouts)))),
+        reward_std=spread(torch.from_numpy(rewards(rollouts))),
     )
+
+
+def spread(reward_R: Tensor) -> float:
+    """What ``std = "batch"`` divides by: the unbiased std over all rollouts of the update, 0 where all rewards are equal."""
+    return 0.0 if equal_rewards(reward_R.cpu().numpy()) else float(F.advantages.unbiased_std(reward_R))
+
+
+def leveled(view: View) -> Tensor:
+    """``reward_R`` with one value, the first, throughout a group whose rewards are equal up to rounding; so where all of the view are."""
+    reward_R = view.reward_R.cpu().numpy().copy()
+    group_R = view.group_R.cpu().numpy()
+    for members in (np.ones(reward_R.shape, dtype=bool), *(group_R == g for g in np.unique(group_R))):
+        if equal_rewards(reward_R[members]):
+            reward_R[members] = reward_R[members][:1]
+    return torch.from_numpy(reward_R).to(view.reward_R)
 
 
 def make_view(

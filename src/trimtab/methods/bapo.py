@@ -54,6 +54,7 @@ class BAPO(Method):
     Options = BAPOOptions
     options: BAPOOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def __init__(self, options: BAPOOptions) -> None:

@@ -42,6 +42,7 @@ class CISPO(Method):
     Options = CISPOOptions
     options: CISPOOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

@@ -39,6 +39,7 @@ class DPPO(Method):
     Options = DPPOOptions
     options: DPPOOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab.control.protocol import GroupStats, Method, MethodOptions, Reject, State, StepResult
+from trimtab.records import equal_rewards
 
 
 class DynamicSamplingOptions(MethodOptions):
@@ -25,7 +26,7 @@ class DynamicSampling(Method):
     name = "dynamic_sampling"
     source = "DAPO (arXiv 2503.14476), section 3.2; budget: veRL's max_num_gen_batches, per update here"
     summary = "groups of constant score are dropped on arrival"
-    formula = "keep group if not all scores are equal"
+    formula = "keep group if not all scores are equal (up to rounding)"
     cost = "the generation of what is dropped"
     fails = "When most prompts are solved or hopeless, most generation is thrown away, and the batch drifts to the prompts in between."
     Options = DynamicSamplingOptions
@@ -38,7 +39,7 @@ class DynamicSampling(Method):
 
     def accept(self, group: GroupStats) -> Reject | None:
         spent = self.options.max_refill is not None and self._dropped >= self.options.max_refill
-        if spent or (group.scores_R != group.scores_R[:1]).any():
+        if spent or not equal_rewards(group.scores_R):
             return None
         self._dropped += 1
         return Reject("constant score")

@@ -36,6 +36,7 @@ class GSPO(Method):
     Options = GSPOOptions
     options: GSPOOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN  # with any other one the token form is not the sequence objective
 

@@ -21,6 +21,7 @@ class Linear(Method):
     cost = "nothing"
     fails = "It bounds nothing: how far one update goes is up to the weights, the gradient clip and the step."
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     linear = True
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

@@ -42,6 +42,7 @@ class M2PO(Method):
     Options = M2POOptions
     options: M2POOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def __init__(self, options: M2POOptions) -> None:

@@ -10,6 +10,8 @@ second moment ``sum_i w_i^2 |u_i|^2 (R_i - b)^2``, minimal at
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -104,9 +106,13 @@ class OPOB(Method):
             chain.said.append("opob weighting repo counts the importance weight twice, as the released code does: for comparison only")
 
     def unit(self, view: View, w: Weighing) -> Tensor:
-        """q_N whose gradient norm is measured: 1 on every action token (paper, repo), or keep * weight * length factor (exact)."""
-        ones = view.behavior_N.new_ones(view.behavior_N.shape)
-        return view.weights(w) * view.scale_N if self.options.weighting == "exact" else ones
+        """q_N whose gradient norm is measured: 1 on every action token (paper, repo), or keep * token weight * length factor (exact).
+
+        The weight of the whole rollout is no part of it: log W adds it, so that a group whose weights all underflow keeps its b*.
+        """
+        if self.options.weighting == "exact":
+            return view.weights(dataclasses.replace(w, log_scale_R=w.log_scale_R.new_zeros(w.log_scale_R.shape))) * view.scale_N
+        return view.behavior_N.new_ones(view.behavior_N.shape)
 
     def credit(self, view: View, w: Weighing) -> Credit:
         o = self.options
@@ -116,6 +122,7 @@ class OPOB(Method):
             norm2_R = view.sum_R(self.unit(view, w).double().square())  # token gradients orthogonal and of equal norm: sum q^2 = L
         assert norm2_R is not None
         log_W = F.baselines.opob_log_weight(o.weighting, view.log_ratio_R, w.log_scale_R, norm2_R)
+        log_W = log_W.where(_contributes(view, w), log_W.new_tensor(-math.inf))
         scope_R, scopes = view.group_R, view.groups
         if o.scope == "batch":
             log_W = log_W + 2 * scale_R.log()
@@ -130,7 +137,9 @@ class OPOB(Method):
     def _report(self, view: View, w: Weighing, norm2_R: Tensor, log_W: Tensor, baseline_R: Tensor, share_R: Tensor) -> None:
         """Over mixed groups: b beside the mean, the share of one rollout in the weights, what b does to variance and gradient."""
         log_C = norm2_R.double().log()
-        if self.options.weighting != "exact":  # the same on every token of a rollout, but for masked ones
+        if self.options.weighting == "exact":
+            log_C = log_C + 2.0 * w.log_scale_R
+        else:  # the same on every token of a rollout, but for masked ones
             coefficient_N = (view.weights(w) * view.scale_N).double()
             log_C = log_C + (view.sum_R(coefficient_N.square()) / view.length_R.clamp(min=1)).log()
         c = F.baselines.against_mean(view.reward_R, baseline_R, log_W, log_C, view.group_R, view.groups)
@@ -144,3 +153,9 @@ class OPOB(Method):
             ("gradient_change", c.change_G),
         ):
             view.metric(f"opob/{name}", float(x_G[c.mixed_G].sum()), n)
+
+
+def _contributes(view: View, w: Weighing) -> Tensor:
+    """bool _R: some token of the rollout is neither masked nor of weight 0; without one it moves nothing, whatever its norm."""
+    kept_N = F.weights.token_weight(0.0 * view.score_R, view.rollout_N, w.weight_N, w.keep_N) != 0
+    return (view.sum_R(kept_N.double()) > 0) & (w.log_scale_R > -math.inf)

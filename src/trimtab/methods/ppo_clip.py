@@ -36,6 +36,7 @@ class PPOClip(Method):
     Options = PPOClipOptions
     options: PPOClipOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def anchor_N(self, view: View) -> Tensor:

@@ -35,6 +35,7 @@ class SAPO(Method):
     Options = SAPOOptions
     options: SAPOOptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

@@ -35,6 +35,7 @@ class TOPR(Method):
     Options = TOPROptions
     options: TOPROptions
     owns = frozenset({Point.OBJECTIVE})
+    advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:

@@ -212,7 +212,7 @@ def test_the_mean_itself_changes_nothing_and_equal_rewards_are_not_mixed():
 def test_the_three_weightings():
     w, c, norm2 = np.array([0.5, 20.0, 1.0]), 8.0, np.array([2.0, 3.0, 0.0])
     s, t = torch.tensor(w).log(), torch.tensor(np.minimum(w, c)).log()
-    want = {"paper": w**2 * norm2, "repo": np.minimum(w, c) ** 2 * w**2 * norm2, "exact": norm2}
+    want = {"paper": w**2 * norm2, "repo": np.minimum(w, c) ** 2 * w**2 * norm2, "exact": np.minimum(w, c) ** 2 * norm2}
     for form, expected in want.items():
         np.testing.assert_allclose(opob_log_weight(form, s, t, torch.tensor(norm2)).exp(), expected, rtol=1e-12)
 

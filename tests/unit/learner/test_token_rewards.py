@@ -47,7 +47,7 @@ def roll(response: str, shaping: ShapingOptions, steps: tuple[Step, ...] | None,
 
 def view(*rollouts: Rollout) -> View:
     group = Group(slot=Slot(0, 0), prompt=0, attempt=0, seed=0, task="t", source="s", rollouts=rollouts)
-    (clean,), _ = drop_invalid([group])
+    (clean,) = drop_invalid([group]).groups
     packed = pack(clean.rollouts)
     return make_view(
         packed,

@@ -382,7 +382,7 @@ def test_silent_groups_count_in_every_denominator_and_statistic_but_get_no_backw
     assert result.seen is not None
     assert len(result.seen.log_ratio_R) == 8
     assert result.seen.entropy_N is not None
-    assert len(result.seen.entropy_N) == sum(r.actions for r in batch.groups[0].rollouts)
+    assert len(result.seen.entropy_N) == sum(r.actions for r in batch.rollouts)  # a mean over all tokens, not those with a backward
 
 
 def test_shaped_rewards_are_credited_where_scores_are_equal() -> None:
@@ -472,11 +472,18 @@ def test_rollouts_and_groups_without_a_valid_token_contribute_nothing(micro_toke
     def loss(logp: Tensor, r: Rollout, a: float) -> Tensor:
         return (0.0 if any(id(s) in gone for s in r.segments) else -a * sequence_weight(logp, r)) * logp
 
-    want = reference(model, batch, loss, standardized(batch))  # they count: in the group's mean and std, and among the rollouts
+    left = [
+        dataclasses.replace(g, rollouts=tuple(r for r in g.rollouts if not any(id(s) in gone for s in r.segments))) for g in batch.groups
+    ]
+    clean = dataclasses.replace(batch, groups=tuple(g for g in left if g.rollouts))
+    want = reference(model, clean, loss, standardized(clean))  # as if they had never been: in mean, std and number of rollouts
     assert worst(gradient_of(model, ["seq_tis", "grpo"], bad, micro_tokens=micro_tokens), want) < 1e-10
     learner, _ = make_learner(model, ["vcpo"], micro_tokens=micro_tokens)
     (result,) = learner.train(bad)
     assert result.applied
+    assert result.empty_rollouts == 5
+    assert result.seen is not None
+    assert len(result.seen.log_ratio_R) == len(clean.rollouts)  # a ratio of nothing is no ratio of 1
 
 
 def test_a_batch_without_a_valid_token_is_a_refused_step() -> None:

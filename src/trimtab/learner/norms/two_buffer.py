@@ -19,6 +19,7 @@ from trimtab.records import TrimtabError
 
 _AFFINE = 1e-6  # largest departure from affine, relative to the largest coefficient of the group
 _NOTHING = 1e-9  # relative to the largest pre_i: rounding of an advantage that is 0 in exact arithmetic is not checked
+_UNDERFLOW = 1e-30  # coefficients this small have left float32's normal range on their way here: no digits to check
 
 
 class Backward(Protocol):
@@ -92,7 +93,7 @@ class TwoBuffer:
         basis = torch.stack([pre, pre * reward], 1)
         solution = torch.linalg.pinv(basis) @ c
         gap = float((basis @ solution - c).abs().max())
-        if gap > _AFFINE * float(c.abs().max()) + _NOTHING * float(pre.abs().max()):
+        if gap > _AFFINE * float(c.abs().max()) + _NOTHING * float(pre.abs().max()) + _UNDERFLOW:
             raise TrimtabError(
                 f"norms = 'two_buffer': the coefficients of group {int(self._group[members[0]])} are not affine in the reward (off by "
                 f"{gap:.1e}); use norms = 'bookkeeping' or 'two_pass'"
