@@ -15,6 +15,7 @@ BUILTIN: dict[str, str] = {
     "icepop": "trimtab.methods.icepop:IcePop",
     "dis": "trimtab.methods.dis:DIS",
     "token_veto": "trimtab.methods.token_veto:TokenVeto",
+    "mask_truncated": "trimtab.methods.mask_truncated:MaskTruncated",
     "k3_reject": "trimtab.methods.k3_reject:K3Reject",
     "decoupled": "trimtab.methods.decoupled:Decoupled",
     "m2po_mask": "trimtab.methods.m2po_mask:M2POMask",

@@ -1,4 +1,4 @@
-"""KL to a reference policy, added to the loss."""
+"""KL to a reference policy or to the behavior policy, added to the loss."""
 
 from __future__ import annotations
 
@@ -53,54 +53,60 @@ class Beta:
 class KLTermOptions(KLOptions):
     beta: float = Field(0.04, gt=0, description="weight of the KL; with a target: its value at the start")
     estimator: Literal["k1", "k2", "k3"] = "k3"
+    to: Literal["reference", "behavior"] = Field(
+        "reference", description="whose KL: the frozen reference model, or the policy that sampled the token, which costs no model"
+    )
     unbiased: bool = Field(False, description="multiply the estimate by pi/mu, differentiated too (DeepSeek-V3.2)")
 
 
 class KLTerm(Method):
-    """Adds beta KL(current || reference) per token to the owner's loss, reduced like it; neither weighted nor masked.
+    """Adds beta KL(current || anchor) per token to the owner's loss, reduced like it; neither weighted nor masked.
 
-    With d = log reference - log pi, as a *loss* the estimators differ from what they estimate, since tokens are not resampled:
+    The anchor is the reference model, or with ``to = behavior`` the policy that sampled the token: a pull back over the staleness itself,
+    beside any objective (ours; Kimi's objective has the k2 form of it built in). With d = log anchor - log pi, as a *loss* the estimators differ from what they estimate, since tokens are not resampled:
 
     ====  ==================  =====================  ===================================================================
           value               d value / d log pi     its expectation under pi
     ====  ==================  =====================  ===================================================================
-    k1    -d                  1                      zero: noise, no pull to the reference; use it with ``unbiased`` only
-    k2    d^2 / 2             -d                     the gradient of KL(pi || reference)
-    k3    e^d - 1 - d         1 - e^d                the gradient of KL(reference || pi)
+    k1    -d                  1                      zero: noise, no pull to the anchor; use it with ``unbiased`` only
+    k2    d^2 / 2             -d                     the gradient of KL(pi || anchor)
+    k3    e^d - 1 - d         1 - e^d                the gradient of KL(anchor || pi)
     ====  ==================  =====================  ===================================================================
 
-    ``unbiased`` gives k1 and k3 the gradient of KL(pi || reference), for stale tokens too, at the price of an importance ratio.
+    ``unbiased`` gives k1 and k3 the gradient of KL(pi || anchor), for stale tokens too, at the price of an importance ratio.
     The term reads current log-probs, so that it is taken anew at each of several updates per batch.
     """
 
     name = "kl_term"
     source = "DeepSeekMath (arXiv 2402.03300), Eq. 4 and beta; unbiased: DeepSeek-V3.2 (arXiv 2512.02556); target: arXiv 1909.08593"
-    summary = "KL to the reference model as a term of the loss"
-    formula = "L += beta k(d), d = log ref - log pi: k1 = -d, k2 = d^2/2, k3 = e^d - 1 - d"
+    summary = "KL to the reference model, or to the behavior policy, as a term of the loss"
+    formula = "L += beta k(d), d = log ref - log pi (or log mu - log pi): k1 = -d, k2 = d^2/2, k3 = e^d - 1 - d"
     cost = "a forward of the reference model a batch, and its weights; a target: also a scoring forward unless one micro-batch"
     fails = "Stale tokens are not the policy's own, so without `unbiased` the estimate is of another policy's drift."
     docs = "docs/methods/objectives.md"
     Options = KLTermOptions
     options: KLTermOptions
-    needs = Need.REFERENCE
-
     def __init__(self, options: KLTermOptions) -> None:
         super().__init__(options)
-        self.reads_ratios = options.unbiased
+        self.needs = Need.REFERENCE if options.to == "reference" else Need.NOTHING
+        self.reads_ratios = options.unbiased or options.to == "behavior"
         self.beta = Beta(options)
         if options.target is not None:  # on the instance: a fixed beta must not cost the scoring forward that a survey can
             self.survey = self._survey
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:
-        kl_N = F.divergence.estimate(self.options.estimator, view.reference - view.current)
+        kl_N = F.divergence.estimate(self.options.estimator, self._anchor(view) - view.current)
         if self.options.unbiased:
             kl_N = kl_N * F.ratios.exp_clamped(view.current - view.behavior_N)
         view.metric("kl_term/kl", float(kl_N.detach().sum()), kl_N.shape[0])
         view.metric("kl_term/beta", self.beta.value)
         return self.beta.value * kl_N
 
+    def _anchor(self, view: View) -> Tensor:
+        return view.reference if self.options.to == "reference" else view.behavior_N
+
     def _survey(self, view: View, advantage_N: Tensor | None) -> None:
-        kl_N = F.divergence.estimate(self.options.estimator, view.reference - view.current.detach())
+        kl_N = F.divergence.estimate(self.options.estimator, self._anchor(view) - view.current.detach())
         self.beta.see(float(kl_N.double().mean()), view.score_R.shape[0])
 
     def after(self, result: StepResult) -> None:

@@ -74,6 +74,7 @@ CASES: dict[str, list[fuzz.Options]] = {
     "icepop": [],
     "dis": [],
     "token_veto": [{"threshold": 0.5}],
+    "mask_truncated": [],
     "k3_reject": [{"limit": 1e-9}],
     "decoupled": [{"lower": 0.5}, {"level": "sequence", "metric": "k3", "aggregate": "max"}],
     "m2po_mask": [{"budget": 1e-9}],

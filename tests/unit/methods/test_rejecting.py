@@ -222,3 +222,17 @@ def test_a_veto_alone_corrects_nothing() -> None:
 def test_bounds_that_mean_nothing_are_refused(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(TrimtabError, match=f"methods.{name}."):
         build(name, options)
+
+
+def test_truncated_rollouts_leave_the_loss_and_keep_their_say_in_the_baseline() -> None:
+    v = view()
+    rollouts = v.score_R.shape[0]
+    v.terminated_R = torch.arange(rollouts) != 1
+    w = build("mask_truncated", {}).weigh(v)  # type: ignore[attr-defined]
+    assert w.keep_N is not None
+    assert w.keep_N.tolist() == [int(r) != 1 for r in v.rollout_N]
+    assert float(v.weights(w)[v.rollout_N == 1].abs().sum()) == 0.0
+    assert notes(v).metrics["mask_truncated/masked"] == (1.0, rollouts)
+    with pytest.raises(TrimtabError):
+        Chain.resolve([Entry(name="mask_truncated")], setting())
+    Chain.resolve([Entry(name="mask_truncated"), Entry(name="seq_tis")], setting())

@@ -234,3 +234,26 @@ def test_the_rewards_beta_follows_its_target() -> None:
 def test_bad_options_are_refused(name: str, options: dict[str, Any]) -> None:
     with pytest.raises(TrimtabError, match="greater than 0"):
         build(name, options)
+
+
+# ------------------------------------------------------------------------------------------------------------ to the behavior policy
+
+
+def test_a_kl_to_the_behavior_policy_needs_no_model_and_pulls_back_over_the_staleness() -> None:
+    method, v = kl_term(to="behavior", beta=0.5), view()
+    assert method.needs is Need.NOTHING
+    assert method.reads_ratios
+    d = np.asarray(v.behavior_N - v.current.detach())
+    loss, slope = gradient(method, v)
+    np.testing.assert_allclose(loss, 0.5 * (np.exp(d) - 1 - d), rtol=1e-12)
+    np.testing.assert_allclose(slope, 0.5 * (1 - np.exp(d)), rtol=1e-12)
+
+
+@pytest.mark.parametrize("objective", ["linear", "ppo_clip", "gspo", "cispo", "sapo", "m2po", "topr", "kimi"])
+def test_it_composes_with_any_objective(objective: str) -> None:
+    correct = ["seq_tis"] if objective == "linear" else []
+    names = [*correct, objective, "grpo"]
+    entries = [*(Entry(name=n) for n in names), Entry.model_validate({"name": "kl_term", "to": "behavior"})]
+    chain = Chain.resolve(entries, setting())
+    assert not chain.needs & Need.REFERENCE
+    assert [m.name for m in chain.terms] == ["kl_term"]
