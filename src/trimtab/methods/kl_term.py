@@ -86,6 +86,7 @@ class KLTerm(Method):
     docs = "docs/methods/objectives.md"
     Options = KLTermOptions
     options: KLTermOptions
+
     def __init__(self, options: KLTermOptions) -> None:
         super().__init__(options)
         self.needs = Need.REFERENCE if options.to == "reference" else Need.NOTHING

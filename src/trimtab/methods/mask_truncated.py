@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trimtab.methods.protocol import Method, View, Weighing
+from trimtab.control.protocol import Method, View, Weighing
 
 
 class MaskTruncated(Method):
