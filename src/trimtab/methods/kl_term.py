@@ -63,7 +63,9 @@ class KLTerm(Method):
     """Adds beta KL(current || anchor) per token to the owner's loss, reduced like it; neither weighted nor masked.
 
     The anchor is the reference model, or with ``to = behavior`` the policy that sampled the token: a pull back over the staleness itself,
-    beside any objective (ours; Kimi's objective has the k2 form of it built in). With d = log anchor - log pi, as a *loss* the estimators differ from what they estimate, since tokens are not resampled:
+    beside any objective (ours; Kimi's objective has the k2 form of it built in).
+
+    With d = log anchor - log pi, as a *loss* the estimators differ from what they estimate, since tokens are not resampled:
 
     ====  ==================  =====================  ===================================================================
           value               d value / d log pi     its expectation under pi

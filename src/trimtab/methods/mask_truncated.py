@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from trimtab import functional as F
 from trimtab.control.protocol import Method, View, Weighing
 
 
@@ -26,4 +27,4 @@ class MaskTruncated(Method):
 
     def weigh(self, view: View) -> Weighing:
         view.metric("mask_truncated/masked", float((~view.terminated_R).sum()), view.terminated_R.shape[0])
-        return Weighing(view.reward_R.new_zeros(view.terminated_R.shape[0]), keep_N=view.token(view.terminated_R))
+        return Weighing(F.weights.nan_of(view.log_ratio_R), keep_N=view.token(view.terminated_R))  # a mask hides no broken log-prob

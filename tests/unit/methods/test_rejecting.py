@@ -225,7 +225,7 @@ def test_bounds_that_mean_nothing_are_refused(name: str, options: dict[str, Any]
 
 
 def test_truncated_rollouts_leave_the_loss_and_keep_their_say_in_the_baseline() -> None:
-    v = view()
+    v = view_of([[0.1] * n for n in LENGTHS])
     rollouts = v.score_R.shape[0]
     v.terminated_R = torch.arange(rollouts) != 1
     w = build("mask_truncated", {}).weigh(v)  # type: ignore[attr-defined]
@@ -234,5 +234,5 @@ def test_truncated_rollouts_leave_the_loss_and_keep_their_say_in_the_baseline() 
     assert float(v.weights(w)[v.rollout_N == 1].abs().sum()) == 0.0
     assert notes(v).metrics["mask_truncated/masked"] == (1.0, rollouts)
     with pytest.raises(TrimtabError):
-        Chain.resolve([Entry(name="mask_truncated")], setting())
-    Chain.resolve([Entry(name="mask_truncated"), Entry(name="seq_tis")], setting())
+        Chain.resolve([MethodEntry(name="mask_truncated")], setting())
+    Chain.resolve([MethodEntry(name="mask_truncated"), MethodEntry(name="seq_tis")], setting())

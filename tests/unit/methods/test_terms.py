@@ -253,7 +253,7 @@ def test_a_kl_to_the_behavior_policy_needs_no_model_and_pulls_back_over_the_stal
 def test_it_composes_with_any_objective(objective: str) -> None:
     correct = ["seq_tis"] if objective == "linear" else []
     names = [*correct, objective, "grpo"]
-    entries = [*(Entry(name=n) for n in names), Entry.model_validate({"name": "kl_term", "to": "behavior"})]
+    entries = [*(MethodEntry(name=n) for n in names), MethodEntry.model_validate({"name": "kl_term", "to": "behavior"})]
     chain = Chain.resolve(entries, setting())
     assert not chain.needs & Need.REFERENCE
     assert [m.name for m in chain.terms] == ["kl_term"]
