@@ -27,4 +27,5 @@ class MaskTruncated(Method):
 
     def weigh(self, view: View) -> Weighing:
         view.metric("mask_truncated/masked", float((~view.terminated_R).sum()), view.terminated_R.shape[0])
-        return Weighing(F.weights.nan_of(view.log_ratio_R), keep_N=view.token(view.terminated_R))  # a mask hides no broken log-prob
+        keep_R = view.terminated_R | view.log_ratio_R.isnan()  # a mask hides no broken log-prob
+        return Weighing(F.weights.nan_of(view.log_ratio_R), keep_N=view.token(keep_R))
