@@ -29,6 +29,7 @@ SHOWN = (
     ("cosine", "grad/cosine", "{:+.2f}"),
     ("grad norm", "grad/raw_norm", "{:.3f}"),
     ("step x", "step/multiplier", "{:.2f}"),
+    ("moved", "step/moved", "{:.1%}"),
     ("age", "age/mean", "{:.1f}"),
     ("oldest", "age/max", "{:.0f}"),
     ("tokens/s", "throughput/tokens_per_s", "{:,.0f}"),

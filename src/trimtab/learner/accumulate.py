@@ -78,6 +78,7 @@ class Accumulation:
             for m in self.micros:
                 if m.live:
                     self.signal |= self._backward(m)
+                    tools.collect()
                 elif m.view.current_N is None:
                     tools.observe(m, graph=False, vocab=self._vocab)
         self.signal = any(tools.ranks.gather(self.signal))

@@ -103,9 +103,10 @@ class Regressing(ABC):
             value_N = self._values(part.packed)
             loss = F.traces.value_loss(value_N, part.return_N, part.old_N, self.options.value_clip).sum() / tokens
             loss.backward()  # type: ignore[no-untyped-call]
+            self.optimizer.collect()
             seen += _sums(loss, value_N, part.return_N)
         gradients = []
-        for p in self.optimizer.parameters:
+        for p in self.optimizer.masters:
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
             gradients.append(p.grad)
         reduce([*gradients, seen])

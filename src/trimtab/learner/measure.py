@@ -116,6 +116,9 @@ def _steps(results: Sequence[UpdateResult], metrics: Metrics) -> None:
         metrics.put("step/lr", r.lr)
         if r.applied:
             metrics.put("step/multiplier", r.multiplier)
+        if r.step is not None:
+            metrics.put("step/moved", r.step.moved)
+            metrics.put("step/moved_masters", r.step.moved_masters)
         if r.cosine is not None:
             metrics.put("grad/cosine", r.cosine)
         if r.invalid_tokens:

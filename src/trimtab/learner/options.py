@@ -90,11 +90,20 @@ class LearnerOptions(_Options):
     micro_tokens: int | None = Field(None, gt=0, description="tokens of a micro-batch; none: the update is one micro-batch")
     norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
     norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32", description="of the model, and of what is published and saved; bfloat16 is stepped on float32 masters"
+    )
     device: Device = Field("cpu", description="cpu, cuda, or cuda:N for one of several")
-    probe_gap: float = Field(1e-3, gt=0, description="largest |engine - learner| log-prob the start-up probe accepts")
+    probe_gap: float | None = Field(
+        None, gt=0, description="largest |engine - learner| log-prob that the probe accepts; default: by dtype, 1e-3, in bfloat16 0.25"
+    )
     entropy: bool = Field(True, description="log the policy's entropy (one more pass over the logits)")
     keep_refused: bool = Field(True, description="save the batch of a refused step for inspection")
+
+    @property
+    def accepted_gap(self) -> float:
+        """``probe_gap``, or the default of the dtype. A bfloat16 logit of 16 to 32 is rounded to an eighth."""
+        return self.probe_gap or (0.25 if self.dtype == "bfloat16" else 1e-3)
 
 
 class Phase(_Options):

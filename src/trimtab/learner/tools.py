@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class Tools:
-    """The learner's parts. ``critic`` and ``reference`` are there where a method needs them."""
+    """The learner's parts. ``critic`` and ``reference`` are there where a method needs them; ``collect`` is the optimizer's."""
 
     model: PackedModel
     chain: Chain
@@ -42,6 +42,7 @@ class Tools:
     clock: Clock
     ranks: Ranks
     max_length: int
+    collect: Callable[[], None]
     critic: ValueFunction | None = None
     reference: PackedModel | None = None
 

@@ -23,7 +23,7 @@ from trimtab.learner.critic import Critic, Regression, ValueFunction
 from trimtab.learner.gradient import ActorGradient, CosineSketch, parameter_groups
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Seen, Share, share
-from trimtab.learner.optimizer import ScheduledAdamW
+from trimtab.learner.optimizer import ScheduledAdamW, Stepped
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.ranks import Alone, Ranks, complete
@@ -45,6 +45,7 @@ class UpdateResult:
     raw_norm: float = 0.0
     norm: float = 0.0
     cosine: float | None = None
+    step: Stepped | None = None  # where it was applied
     seen: Seen | None = None
     notes: Notes = field(default_factory=Notes)
     invalid_tokens: int = 0
@@ -89,6 +90,7 @@ class Learner:
             clock=self.clock,
             ranks=ranks or Alone(),
             max_length=max_length,
+            collect=self.optimizer.collect,
             critic=critic if Need.VALUES in chain.needs else None,
             reference=reference if Need.REFERENCE in chain.needs else None,
         )
@@ -217,9 +219,9 @@ class Learner:
     # ------------------------------------------------------------------------------------------------ the step
     def _step(self, accumulation: Accumulation, batch_id: int, mini_step: int, lag_zero: bool, result: UpdateResult) -> None:
         with self.clock.span("step"):
-            complete(self.optimizer.parameters, self._tools.ranks)
+            complete(self.optimizer.masters, self._tools.ranks)
             gradient = ActorGradient(
-                self.optimizer.parameters, batch_id, mini_step, result.notes, groups=self._groups, weights=accumulation.weights
+                self.optimizer.masters, batch_id, mini_step, result.notes, groups=self._groups, weights=accumulation.weights
             )
             result.raw_norm = gradient.raw_norm
             if not np.isfinite(gradient.raw_norm):
@@ -247,7 +249,7 @@ class Learner:
                 raise Refused(verdict.reason, broken=False)
             if isinstance(multiplier, Refuse):
                 raise Refused(multiplier.reason, broken=False)
-            self.optimizer.step(multiplier)
+            result.step = self.optimizer.step(multiplier)
             result.applied, result.multiplier = True, multiplier
 
     # ------------------------------------------------------------------------------------------------ state

@@ -126,6 +126,19 @@ STEPS = (
         "What the step methods made of the learning rate. Ticks at the bottom: batches whose step was skipped.",
         (Axis((Curve("step/multiplier", "multiplier"),), low=0.0, high=1.0, skipped=True),),
     ),
+    Figure(
+        "Weights that moved",
+        "Share of the weights whose bits a step changed: of those that are published, and of the float32 masters that AdamW steps. "
+        "In bfloat16 few are published anew at each step; the masters add up what the others wait for.",
+        (
+            Axis(
+                (Curve("step/moved", "published", raw=False), Curve("step/moved_masters", "masters", raw=False, dashed=True)),
+                log=True,
+                floor=1e-6,
+                marks=("standstill",),
+            ),
+        ),
+    ),
 )
 
 RESPONSES = (

@@ -127,6 +127,7 @@ def facts(run: Run) -> list[Fact]:
         Fact("spanning rollouts", f"{s.spanning_rollouts if s else run.total('rollouts/spanning')[0]:,.0f}"),
         Fact(f"lowest ESS, {SMOOTH} batches", _shown(worst_ess, ".2f")),
         Fact(f"highest KL, {SMOOTH} batches", _shown(worst_kl, ".2g")),
+        Fact("weights moved by a step", _shown(run.mean("step/moved"), ".2%")),
         Fact("alarms / norm spikes", f"{len(alarm_events)} / {spikes}"),
         Fact("tokens/s", _shown(rate, ",.0f")),
         Fact("wall", _duration(s.wall_s) if s else "–"),

@@ -48,8 +48,10 @@ def _plan(config: RunConfig, parts: Parts) -> Iterator[str]:
 
 def _memory(config: RunConfig, parts: Parts) -> Iterator[str]:
     n = sum(p.numel() for p in parts.policy.model.parameters())
-    learner = n * BYTES[config.learner.dtype] * 4  # weights, gradient, two moments
-    yield f"memory: {n:,} parameters; learner {_mib(learner)} (weights, gradient, AdamW moments) + activations"
+    narrow = config.learner.dtype == "bfloat16"  # then with a float32 master, its gradient and its moments
+    learner = n * (2 * BYTES["bfloat16"] + 4 * BYTES["float32"] if narrow else 4 * BYTES[config.learner.dtype])
+    what = "weights, gradient, float32 masters with gradient and AdamW moments" if narrow else "weights, gradient, AdamW moments"
+    yield f"memory: {n:,} parameters; learner {_mib(learner)} ({what}) + activations"
     if isinstance(config.engine, TorchEngineOptions):
         c = parts.policy.model.config
         width = (c.num_key_value_heads or c.num_attention_heads) * (c.hidden_size // c.num_attention_heads)

@@ -40,7 +40,7 @@ class Local:
                 options,
                 lambda name: start_worker(session, name, blocks, self._probe, options.worker_threads),
                 blocks,
-                session.config.learner.probe_gap,
+                session.config.learner.accepted_gap,
                 rescorer(session.config, session.learner.model),
             )
             with closing(controller):

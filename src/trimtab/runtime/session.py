@@ -55,6 +55,7 @@ class Tally:
     age_tokens: float = 0.0  # sum of ages over trained tokens
     max_age: int = 0
     spanning: int = 0
+    moved: float = 0.0  # sum over applied batches of the share of published weights that a step changed
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
@@ -203,6 +204,7 @@ class Session:
         t.age_tokens += sum(int(age) * n for age, n in record.ages.items())
         t.max_age = max(t.max_age, *(int(age) for age in record.ages), 0)
         t.spanning += int(record.value("rollouts/spanning") or 0)
+        t.moved += record.value("step/moved") or 0.0
         t.wall_s += seconds
         now = time.process_time()
         t.cpu_s += now - self._cpu + window.cpu

@@ -159,6 +159,31 @@ class NormSpike(Detector[opt.NormSpikeOptions]):
         return Finding(message, {"norm": norm, "median": usual, "ratio": norm / usual})
 
 
+class Standstill(Detector[opt.StandstillOptions]):
+    """Steps are applied and the weights stay: they are too small for the dtype of what is stepped, or of what is published."""
+
+    name = "standstill"
+
+    def examine(self, record: BatchRecord) -> Finding | None:
+        o, published, masters = self.options, record.value("step/moved"), record.value("step/moved_masters")
+        if published is None or masters is None:
+            return None
+        self.push("published", published, o.window)
+        self.push("masters", masters, o.window)
+        mean, stepped = self.mean("published"), self.mean("masters")
+        if mean is None or stepped is None:
+            return None
+        evidence = {"published": mean, "masters": stepped, "lr": record.value("step/lr") or 0.0}
+        if stepped < o.masters:
+            return Finding(
+                f"a step changes {stepped:.2%} of the optimizer's weights: the learning rate is too small for their dtype", evidence
+            )
+        if mean < o.published:
+            found = f"a step changes {mean:.4%} of the published weights and {stepped:.0%} of the optimizer's"
+            return Finding(f"{found}: the learning rate is very small for the dtype that is published", evidence)
+        return None
+
+
 class Nonfinite(Detector[opt.NonfiniteOptions]):
     """A statistic of the batch is NaN or infinite."""
 
@@ -185,6 +210,7 @@ class Detectors:
             Entropy(options.entropy),
             Kl(options.kl),
             NormSpike(options.norm_spike),
+            Standstill(options.standstill),
         ]
         self._detectors = {d.name: d for d in every if d.options.action != "off"}
 

@@ -62,6 +62,8 @@ _ALL = (
     Metric("step/multiplier", "factor", MEAN, "factor that the step methods put on the learning rate"),
     Metric("step/applied", "rate", MEAN, "share of the batch's optimizer updates that were applied", UP),
     Metric("step/lr", "rate", LAST, "learning rate of the schedule, before the multiplier"),
+    Metric("step/moved", "rate", MEAN, "share of the published weights whose bits an applied update changed; of large models a sample"),
+    Metric("step/moved_masters", "rate", MEAN, "the same of the weights that AdamW steps: the float32 masters of narrow ones"),
     Metric("opob/baseline", "reward", MEAN, "off-policy optimal baseline, mean over mixed groups"),
     Metric("opob/group_mean", "reward", MEAN, "plain mean reward of the same groups"),
     Metric("opob/max_share", "rate", MEAN, "largest share of one rollout in its group's baseline weights, mean over mixed groups"),

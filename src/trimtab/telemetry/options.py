@@ -66,6 +66,12 @@ class NormSpikeOptions(WatchOptions):
     factor: float = Field(default=5.0, gt=1, description="alarm above this multiple of the reference")
 
 
+class StandstillOptions(WatchOptions):
+    window: int = Field(default=10, ge=1, description="applied batches averaged")
+    masters: float = Field(default=0.1, ge=0, le=1, description="alarm where a step changes a smaller share of the optimizer's weights")
+    published: float = Field(default=1e-4, ge=0, le=1, description="alarm where it changes a smaller share of the published ones")
+
+
 class NonfiniteOptions(WatchOptions):
     pass
 
@@ -80,6 +86,7 @@ class DetectorOptions(_Options):
     entropy: EntropyOptions = EntropyOptions()
     kl: KlOptions = KlOptions()
     norm_spike: NormSpikeOptions = NormSpikeOptions()
+    standstill: StandstillOptions = StandstillOptions()
     nonfinite: NonfiniteOptions = NonfiniteOptions()
 
 

@@ -69,7 +69,7 @@ def test_adamw_by_hand() -> None:
             norm += float((step**2).sum())
             theta[i] = theta[i] - lr * (step + 0.3 * theta[i])
         assert optimizer.update_norm() == pytest.approx(0.1 * min(1.0, t / 2) * norm**0.5, rel=1e-9)  # what a full step would be
-        assert optimizer.step(multiplier) == pytest.approx(lr)
+        assert optimizer.step(multiplier).lr == pytest.approx(lr)
         for p, want in zip(ps, theta, strict=True):
             np.testing.assert_allclose(p.detach().numpy(), want, rtol=1e-9)
     assert optimizer.applied == 3

@@ -79,6 +79,8 @@ def write_run(folder: Path, batches: int = 400, seed: int = 0, collapse: bool = 
         m.put("grad/cosine", 0.25 * (1 - fall) * (1 - 0.5 * learned) + 0.1 * float(rng.standard_normal()))
         if not skipped:
             m.put("step/multiplier", 1.0 if collapse else math.sqrt(ess / ROLLOUTS))
+            m.put("step/moved", 0.02 * math.sqrt(ess / ROLLOUTS))
+            m.put("step/moved_masters", 1.0)
         m.put("step/lr", lr)
         if not collapse and mixed:
             m.metric("opob/group_mean", accuracy * mixed, mixed)

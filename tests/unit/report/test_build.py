@@ -25,6 +25,7 @@ TITLES = (
     "Gradient norm",
     "Gradient cosine",
     "Step multiplier",
+    "Weights that moved",
     "Outcomes",
     "Response length and truncation",
     "Entropy",

@@ -127,6 +127,8 @@ def steady(**changes):
         "length/mean": 200 + rng.normal(0, 5, 200),
         "stop/truncated": rng.binomial(64, 0.02, 200) / 64,
         "ratio/p99": 1.5 + 0 * t,
+        "step/moved": 0.9 + 0 * t,
+        "step/moved_masters": 1.0 + 0 * t,
     }
     return plain | {name: change(t) for name, change in changes.items()}
 
@@ -159,6 +161,8 @@ def test_collapse_into_never_stopping_is_seen_although_ess_stays_near_one():
         ("truncation", "stop/truncated", lambda t: 0.02 + t / 400),  # a slow rise adds up
         ("norm_spike", "grad/raw_norm", lambda t: np.where(t == 120, 0.6, 0.1)),
         ("nonfinite", "grad/norm", lambda t: np.where(t == 120, math.nan, 0.1)),
+        ("standstill", "step/moved", lambda t: np.where(t < 120, 0.01, 5e-5)),  # published weights; the masters move
+        ("standstill", "step/moved_masters", lambda t: np.where(t < 120, 1.0, 0.02)),
     ],
 )
 def test_each_detector_fires_on_its_signal_alone_and_shows_the_numbers(name, metric, change):
@@ -188,6 +192,22 @@ def test_options_switch_off_and_stop():
     low = steady(**{"ess/ratio": lambda t: np.where(t < 120, 0.9, 0.1)})
     assert watch(low, DetectorOptions(ess=EssOptions(action="off"))) == []
     assert [e.severity for e in watch(low, DetectorOptions(ess=EssOptions(action="stop")))] == [Severity.STOP]
+
+
+def test_bfloat16_at_a_small_learning_rate_is_no_standstill():
+    """1e-6 in weights of 0.02: a step publishes one weight in a hundred anew, and all masters have moved."""
+    assert watch(steady(**{"step/moved": lambda t: 0.01 + 0 * t, "step/moved_masters": lambda t: 1.0 + 0 * t})) == []
+
+
+def test_a_standstill_says_what_stands_still():
+    (event,) = watch(
+        steady(**{"step/moved": lambda t: 0.0 * t, "step/moved_masters": lambda t: 1.0 + 0 * t, "step/lr": lambda t: 1e-9 + 0 * t})
+    )
+    assert event.message == (
+        "a step changes 0.0000% of the published weights and 100% of the optimizer's: the learning rate is very small for the dtype "
+        "that is published"
+    )
+    assert event.evidence == {"published": 0.0, "masters": 1.0, "lr": 1e-9}
 
 
 def test_a_batch_without_the_metric_is_ignored():
