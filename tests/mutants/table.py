@@ -85,10 +85,10 @@ MUTANTS = (
         2,
         "a dropped group keeps its place",
         "pool/book.py",
-        """    def drop(self, entry: Entry, reason: str) -> LetGo:
+        """    def drop(self, entry: LiveSlot, reason: str) -> LetGo:
         self._leave(entry)
 """,
-        """    def drop(self, entry: Entry, reason: str) -> LetGo:
+        """    def drop(self, entry: LiveSlot, reason: str) -> LetGo:
 """,
         "tests/unit/pool/test_admit.py::test_ninety_percent_zero_variance_does_not_stall",
     ),
@@ -286,8 +286,8 @@ MUTANTS = (
         7,
         "commit before every digest is there",
         "weights/publish.py",
-        "if self.phase is Phase.STAGING and self._quorum <= self._staged.keys():",
-        "if self.phase is Phase.STAGING and self._staged:",
+        "if self.phase is PublicationPhase.STAGING and self._quorum <= self._staged.keys():",
+        "if self.phase is PublicationPhase.STAGING and self._staged:",
         "tests/unit/weights/test_publication.py::test_commits_are_due_once_and_only_when_every_digest_agrees",
     ),
     Mutant(

@@ -22,7 +22,7 @@ from trimtab.control.registry import build
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
-from trimtab.pool.results import BlockedBy, Fate, Finished, Formed, Ticket, Waiting
+from trimtab.pool.results import BlockedBy, Fate, Finished, Formed, NotYet, Ticket
 from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason
 
 SIZE = 4  # groups a batch
@@ -186,7 +186,7 @@ class World:
             self.in_training = SIZE
             self.check()
             self.at(self.learner * (self.rng.expovariate(1.0) if self.hostility else 1.0), self.train)
-        elif isinstance(formed, Waiting):
+        elif isinstance(formed, NotYet):
             for gone in formed.let_go:
                 del self.charges[gone.slot]
         return isinstance(formed, Finished)
@@ -357,7 +357,7 @@ def test_waiting_names_who_is_waited_for():
     def watched():
         nonlocal named
         answer = form()
-        if isinstance(answer, Waiting):
+        if isinstance(answer, NotYet):
             named += 1
             assert answer.missing or answer.stragglers
             assert all(s.worker or s.charge == -1 for s in answer.stragglers)

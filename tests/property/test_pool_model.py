@@ -14,7 +14,7 @@ from support.pools import pool_view
 from trimtab.control.registry import build
 from trimtab.pool import choose
 from trimtab.pool.admission import Bounds, Profile
-from trimtab.pool.ledger import Entry, SlotState
+from trimtab.pool.ledger import LiveSlot, SlotState
 from trimtab.records import Slot
 
 NOW = 100  # the learner's version; only differences matter
@@ -129,7 +129,7 @@ def left_after(choice, live):
 
 def entries(state):
     order = [(age, SlotState.RUNNING) for age in state.running] + [(age, SlotState.WAITING) for age in state.ready]
-    return [Entry(Slot(0, i), i, serial=i, state=s, charge=NOW - age, arrival=i) for i, (age, s) in enumerate(order)]
+    return [LiveSlot(Slot(0, i), i, serial=i, state=s, charge=NOW - age, arrival=i) for i, (age, s) in enumerate(order)]
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from trimtab.bench.rows import Row
+from trimtab.bench.rows import BenchRow
 from trimtab.config.load import load
 from trimtab.runtime.run import start
 from trimtab.telemetry.events import Event
@@ -34,7 +34,7 @@ STEP_S = 0.008  # a decode step of the latency engine: about twice what the mode
 
 
 @dataclass(slots=True)
-class Recorder:
+class RecordKeeper:
     """Keeps the batch records of a run."""
 
     records: list[BatchRecord]
@@ -49,7 +49,7 @@ class Recorder:
         """Nor do evaluations."""
 
 
-def run(rounds: int = 160) -> list[Row]:
+def run(rounds: int = 160) -> list[BenchRow]:
     """``rounds``: batches of each run."""
     out = []
     for kind, engine in (("latency", [f'engine={{kind = "latency", step_s = {STEP_S}, slots = 64}}']), ("compute", [])):
@@ -71,7 +71,7 @@ def _local(engine: Sequence[str], batches: int) -> list[str]:
 
 
 def _records(overrides: list[str], threads: int) -> list[BatchRecord]:
-    recorder = Recorder([])
+    recorder = RecordKeeper([])
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -91,7 +91,7 @@ def _share(record: BatchRecord, name: str) -> float:
     return record.value(name) or 0.0
 
 
-def _rows(kind: str, records: Sequence[BatchRecord], sync: float) -> list[Row]:
+def _rows(kind: str, records: Sequence[BatchRecord], sync: float) -> list[BenchRow]:
     head, rest = records[WARM : WARM + CALIBRATE], records[WARM + CALIBRATE :]
     t = sum(_share(r, name) for r in head for name in TIME_SHARES if name != "time/wait") / len(head)
     busy = [r.metrics["sampler/busy"] for r in head if "sampler/busy" in r.metrics]
@@ -103,9 +103,9 @@ def _rows(kind: str, records: Sequence[BatchRecord], sync: float) -> list[Row]:
     other = sum(_share(r, "time/other") for r in rest)
     tag = "" if kind == "latency" else f" ({kind})"
     return [
-        Row(case=f"share-of-ceiling{tag}", cpu_s=0.0, wall_s=ours, ratio=sync / ours / ceiling),
-        Row(case=f"speedup{tag}", cpu_s=0.0, wall_s=sync, ratio=sync / ours),
-        Row(case=f"ceiling{tag}", cpu_s=g, wall_s=t, ratio=ceiling),
-        Row(case=f"accounting{tag}", cpu_s=0.0, wall_s=wall, ratio=named / wall),
-        Row(case=f"other{tag}", cpu_s=0.0, wall_s=other, ratio=other / wall),
+        BenchRow(case=f"share-of-ceiling{tag}", cpu_s=0.0, wall_s=ours, ratio=sync / ours / ceiling),
+        BenchRow(case=f"speedup{tag}", cpu_s=0.0, wall_s=sync, ratio=sync / ours),
+        BenchRow(case=f"ceiling{tag}", cpu_s=g, wall_s=t, ratio=ceiling),
+        BenchRow(case=f"accounting{tag}", cpu_s=0.0, wall_s=wall, ratio=named / wall),
+        BenchRow(case=f"other{tag}", cpu_s=0.0, wall_s=other, ratio=other / wall),
     ]

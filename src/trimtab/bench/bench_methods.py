@@ -28,7 +28,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from trimtab.bench.bench_norms import GROUP, SIZES, Size, batch_of, model_of
 from trimtab.bench.pool_cost import POOL, WAITING, pooled
-from trimtab.bench.rows import Row, spread
+from trimtab.bench.rows import BenchRow, spread
 from trimtab.control.chain import Chain, Setting
 from trimtab.control.protocol import Method, Need, Reduction
 from trimtab.control.registry import MethodEntry, build, method_class, names
@@ -49,7 +49,7 @@ COMPANY: tuple[tuple[str, ...], ...] = ((), ("none",), ("seq_tis",), ("decoupled
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MethodRow(Row):
+class MethodRow(BenchRow):
     bytes_added: int = 0
     peak_added: int = 0
 
@@ -66,7 +66,7 @@ class Case:
 
 
 @dataclass
-class Meter:
+class CpuMeter:
     """CPU seconds inside what it wraps."""
 
     seconds: float = 0.0
@@ -88,12 +88,12 @@ class Meter:
 
 
 @dataclass
-class Side:
+class MethodSide:
     """A learner under the methods of a case."""
 
     case: Case
     learner: Learner
-    meter: Meter
+    meter: CpuMeter
     cpu: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
     calls: list[float] = field(default_factory=list)
@@ -189,7 +189,7 @@ def _measure(rounds: int, size: Size, only: Sequence[str]) -> list[MethodRow]:
     return [row for row in rows if not only or row.case in only]
 
 
-def _row(side: Side, base: Side, selecting: float, kept: int, peak: int) -> MethodRow:
+def _row(side: MethodSide, base: MethodSide, selecting: float, kept: int, peak: int) -> MethodRow:
     cpu, calls, base_cpu, base_calls = (np.array(x[2:]) for x in (side.cpu, side.calls, base.cpu, base.calls))
     added = cpu - base_cpu + selecting if side.case.whole else calls - base_calls
     ratios = (1 + added / base_cpu).tolist()
@@ -208,8 +208,8 @@ def _pool_row(case: str, seconds: float, step: float, spread: float = 0.0) -> Me
     return MethodRow(case=case, cpu_s=seconds, wall_s=seconds, ratio=1 + seconds / step, spread=spread)
 
 
-def _side(case: Case, size: Size) -> Side:
-    chain, meter = _chain(case.methods), Meter()
+def _side(case: Case, size: Size) -> MethodSide:
+    chain, meter = _chain(case.methods), CpuMeter()
     for method in chain.methods:
         if method.name in case.charged:
             meter.watch(method)
@@ -217,7 +217,7 @@ def _side(case: Case, size: Size) -> Side:
     reference = PackedModel(model_of(size)) if Need.REFERENCE in chain.needs else None
     model = PackedModel(model_of(size), estimator=chain.norm_estimator)
     learner = Learner(model, chain, options, max_length=size.tokens, reference=reference)
-    return Side(case, learner, meter)
+    return MethodSide(case, learner, meter)
 
 
 def _batch(size: Size, number: int) -> Batch:

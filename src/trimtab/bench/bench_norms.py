@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from trimtab import functional as F
-from trimtab.bench.rows import Row, spread
+from trimtab.bench.rows import BenchRow, spread
 from trimtab.control.points import NormEstimator
 from trimtab.learner.norms.estimate import Route
 from trimtab.learner.packing import Packed, pack
@@ -58,7 +58,7 @@ SIZES = (
 
 
 @dataclass
-class Side:
+class UpdateSide:
     """One way to make the update, with a model and optimizer of its own so that all sides see the same weights."""
 
     update: Callable[[], None]
@@ -66,7 +66,7 @@ class Side:
     wall: list[float]
 
 
-def run(rounds: int = 15, sizes: Sequence[Size] = SIZES) -> list[Row]:
+def run(rounds: int = 15, sizes: Sequence[Size] = SIZES) -> list[BenchRow]:
     """One row a route and size, ``best`` and ``padded`` included; ``rounds`` interleaved rounds on one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -76,13 +76,13 @@ def run(rounds: int = 15, sizes: Sequence[Size] = SIZES) -> list[Row]:
         torch.set_num_threads(threads)
 
 
-def _measure(size: Size, rounds: int) -> list[Row]:
+def _measure(size: Size, rounds: int) -> list[BenchRow]:
     rollouts, reward_R = batch_of(size)
     packed = pack(rollouts)
     updates = {"plain": _plain(size, packed, reward_R), "padded": _padded(size, packed, reward_R)}
     updates |= {route: _opob(packed, reward_R, PackedModel(model_of(size), route=route)) for route in get_args(Route)}
     updates |= {name: _opob(packed, reward_R, PackedModel(model_of(size), estimator=name)) for name in ESTIMATORS}
-    sides = {name: Side(update, [], []) for name, update in updates.items()}
+    sides = {name: UpdateSide(update, [], []) for name, update in updates.items()}
     for i in range(rounds + 2):  # the first two warm caches and buffers
         for side in sides.values():
             wall, cpu = time.perf_counter(), time.process_time()
@@ -94,7 +94,7 @@ def _measure(size: Size, rounds: int) -> list[Row]:
     for name, side in sides.items():
         ratios = [a / b for a, b in zip(side.cpu, sides["plain"].cpu, strict=True)]
         rows.append(
-            Row(
+            BenchRow(
                 case=size.case(name),
                 cpu_s=statistics.median(side.cpu),
                 wall_s=statistics.median(side.wall),
@@ -104,7 +104,7 @@ def _measure(size: Size, rounds: int) -> list[Row]:
         )
     routes = [r for r in rows if r.case.split("/")[0] in get_args(Route)]
     best = min(routes, key=lambda r: r.ratio)
-    return [Row(case=size.case("best"), cpu_s=best.cpu_s, wall_s=best.wall_s, ratio=best.ratio, spread=best.spread), *rows]
+    return [BenchRow(case=size.case("best"), cpu_s=best.cpu_s, wall_s=best.wall_s, ratio=best.ratio, spread=best.spread), *rows]
 
 
 def model_of(size: Size) -> PreTrainedModel:

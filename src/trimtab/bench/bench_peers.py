@@ -16,7 +16,7 @@ from typing import Protocol
 
 import psutil
 
-from trimtab.bench.rows import Row, spread
+from trimtab.bench.rows import BenchRow, spread
 from trimtab.config.load import load
 from trimtab.config.models import model_folder
 from trimtab.config.run import RunConfig
@@ -34,7 +34,7 @@ class _Times(Protocol):
     system: float
 
 
-class Meter:
+class ProcessMeter:
     """CPU and wall seconds between calls, children included."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Meter:
         """Before the first batch and after the last."""
 
 
-def run(rounds: int = 30) -> list[Row]:
+def run(rounds: int = 30) -> list[BenchRow]:
     """Rows ``sync/trimtab`` and ``sync/trl``; the ratio of ``sync/trl`` is our CPU-seconds over TRL's."""
     if find_spec("trl") is None:
         raise TrimtabError("bench peers needs TRL: pip install 'trimtab[peers]'")
@@ -85,12 +85,12 @@ def _mean(steps: list[tuple[float, float]]) -> float:
     return statistics.fmean(cpu for cpu, _ in steps)
 
 
-def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float]) -> Row:
-    return Row(case=case, cpu_s=_mean(steps), wall_s=statistics.fmean(w for _, w in steps), ratio=ratio, spread=spread(ratios))
+def _row(case: str, steps: list[tuple[float, float]], ratio: float, ratios: list[float]) -> BenchRow:
+    return BenchRow(case=case, cpu_s=_mean(steps), wall_s=statistics.fmean(w for _, w in steps), ratio=ratio, spread=spread(ratios))
 
 
 def _ours(config: RunConfig) -> list[tuple[float, float]]:
-    meter = Meter()
+    meter = ProcessMeter()
     with tempfile.TemporaryDirectory() as folder:
         start(config, Path(folder) / "run", meter)
     return meter.steps[WARM:]
@@ -108,7 +108,7 @@ def _trl(config: RunConfig, steps: int) -> list[tuple[float, float]]:
     rows = [task.prompt(i) for i in range(config.rollout.prompts_per_batch * (steps + 1))]
     scorer = scorer_spec(config.task).build()
     by_text = {p.text: p for p in rows}
-    meter = Meter()
+    meter = ProcessMeter()
 
     class Tick(TrainerCallback):
         def on_step_end(self, *args: object, **kwargs: object) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from trimtab.bench.models import bench_policy
-from trimtab.bench.rows import Row, spread
+from trimtab.bench.rows import BenchRow, spread
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.digest import weights_digest
 from trimtab.engines.options import TorchEngineOptions
@@ -28,7 +28,7 @@ from trimtab.weights.shared import SharedBlocks
 SLOTS, PROMPT, NEW = 64, 16, 200
 
 
-def run(rounds: int = 50) -> list[Row]:
+def run(rounds: int = 50) -> list[BenchRow]:
     """Rows ``pause/1M``, ``stage/1M``, ``step after/1M`` under both cache policies."""
     policy = bench_policy("1M")
     out = []
@@ -37,7 +37,7 @@ def run(rounds: int = 50) -> list[Row]:
     return out
 
 
-def _measure(policy: Policy, cache: str, rounds: int) -> list[Row]:
+def _measure(policy: Policy, cache: str, rounds: int) -> list[BenchRow]:
     engine = TorchEngine(policy, TorchEngineOptions.model_validate({"slots": SLOTS, "cache_policy": cache, "max_context": PROMPT + NEW}))
     weights = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
     blocks = SharedBlocks.create(weights)
@@ -76,9 +76,9 @@ def _measure(policy: Policy, cache: str, rounds: int) -> list[Row]:
     return [_row(f"{name}/1M{tag}", times[name][2:], step) for name in ("pause", "stage", "step after")]
 
 
-def _row(case: str, times: list[tuple[float, float]], step: float) -> Row:
+def _row(case: str, times: list[tuple[float, float]], step: float) -> BenchRow:
     cpu, wall = (statistics.median(column) for column in zip(*times, strict=True))
-    return Row(case=case, cpu_s=cpu, wall_s=wall, ratio=wall / step, spread=spread([w / step for _, w in times]))
+    return BenchRow(case=case, cpu_s=cpu, wall_s=wall, ratio=wall / step, spread=spread([w / step for _, w in times]))
 
 
 def _request(number: int) -> Request:

@@ -17,7 +17,7 @@ import torch
 
 from trimtab import keyed
 from trimtab.bench.models import FIRST, PAD, VOCABULARY, bench_policy
-from trimtab.bench.rows import Row, spread
+from trimtab.bench.rows import BenchRow, spread
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Request
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 REQUESTS, SLOTS, MEMBERS = 512, 64, 8
 
 
-def run(rounds: int = 5) -> list[Row]:
+def run(rounds: int = 5) -> list[BenchRow]:
     """Rows ``torch/512`` (ratio: CPU-seconds of generate / ours) and ``generate/512``."""
     policy, requests = bench_policy("0.1M", 128), _requests()
     sides: dict[str, Callable[[], None]] = {
@@ -48,7 +48,7 @@ def run(rounds: int = 5) -> list[Row]:
                 wall[name].append(time.perf_counter() - wall_start)
     ratios = [theirs / ours for theirs, ours in zip(cpu["generate"], cpu["torch"], strict=True)]
     return [
-        Row(
+        BenchRow(
             case=f"{name}/{REQUESTS}",
             cpu_s=statistics.median(cpu[name]),
             wall_s=statistics.median(wall[name]),

@@ -13,7 +13,7 @@ from trimtab.records import Json
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class BenchRow:
     """One case: seconds of CPU and wall time, the ratio the case is about, and its spread (interquartile range over rounds)."""
 
     case: str
@@ -31,7 +31,7 @@ def spread(values: Sequence[float]) -> float:
     return q[2] - q[0]
 
 
-def report(bench: str, rows: Sequence[Row]) -> Json:
+def report(bench: str, rows: Sequence[BenchRow]) -> Json:
     """The JSON object ``trimtab bench NAME --json`` prints."""
     machine: Json = {
         "processor": platform.processor() or platform.machine(),

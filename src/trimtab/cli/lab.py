@@ -45,7 +45,7 @@ def list_experiments(root: Path, markdown: bool) -> None:
 def _listed(name: str, root: Path) -> tuple[str, str, str, str]:
     loaded = load(name)
     claim = loaded.experiment.claim
-    shown = output.Shown.read(folder(root, name))
+    shown = output.ShownResults.read(folder(root, name))
     if shown is None:
         return name, "", f"~{forecast_minutes(loaded):.0f}", claim
     verdict = f"{shown.table['verdict']}{' (provisional)' if shown.table['provisional'] else ''}"
@@ -96,7 +96,7 @@ def show(source: str, root: Path, as_json: bool) -> None:
     """Claim, verdict and numbers of an experiment that has been run."""
     loaded = load(source)
     place = folder(root, loaded.name)
-    shown = output.Shown.read(place)
+    shown = output.ShownResults.read(place)
     if shown is None:
         raise TrimtabError(f"{loaded.name} has no results in {root}: make them with `{output.lab_run(source, root)}`")
     print(

@@ -21,7 +21,7 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
     torch.set_num_threads(1)
     from importlib import import_module
 
-    from trimtab.bench.rows import Row, report
+    from trimtab.bench.rows import BenchRow, report
 
     module = import_module(f"trimtab.bench.bench_{name}")
     if not as_json:
@@ -31,7 +31,7 @@ def bench(name: str, as_json: bool, rounds: int | None) -> None:
         print(json.dumps(report(name, rows), indent=1))
         return
     wide = max(len(row.case) for row in rows)
-    more = [field.name for field in dataclasses.fields(rows[0])][len(dataclasses.fields(Row)) :]
+    more = [field.name for field in dataclasses.fields(rows[0])][len(dataclasses.fields(BenchRow)) :]
     print(f"{'case':<{wide}} {'cpu s':>9} {'wall s':>9} {'ratio':>8} {'spread':>8}", *(f"{name.replace('_', ' '):>12}" for name in more))
     for row in rows:
         print(

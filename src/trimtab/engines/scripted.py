@@ -38,7 +38,7 @@ def keyed_script(vocabulary: int) -> Script:
 
 
 @dataclass(slots=True)
-class _Row:
+class _ScriptedRow:
     request: Request
     script: Sequence[tuple[int, float]]
     delay: int  # steps until its first token
@@ -84,7 +84,7 @@ class ScriptedEngine:
         self.digest: str | None = None  # of the weights served; None before the first publication
         self._staged: tuple[int, int, str] | None = None
         self._queue: deque[Request] = deque()
-        self._rows: list[_Row] = []
+        self._rows: list[_ScriptedRow] = []
 
     @property
     def version(self) -> int:
@@ -130,7 +130,7 @@ class ScriptedEngine:
     def step(self) -> list[Completion]:
         while self._queue and len(self._rows) < self.slots:
             request = self._queue.popleft()
-            self._rows.append(_Row(request, self._script(request), self._delay(request), self._incarnation, time.time()))
+            self._rows.append(_ScriptedRow(request, self._script(request), self._delay(request), self._incarnation, time.time()))
         for row in self._rows:
             if row.delay:
                 row.delay -= 1
@@ -149,7 +149,7 @@ class ScriptedEngine:
         self._rows.clear()
 
 
-def _completion(row: _Row, rescore: bool) -> Completion:
+def _completion(row: _ScriptedRow, rescore: bool) -> Completion:
     assert row.stop is not None
     said = row.script[: len(row.versions)]
     return Completion(

@@ -31,7 +31,7 @@ from trimtab.engines.protocol import Completion, Request
 from trimtab.engines.rows import Rows, kept_sets
 from trimtab.engines.scoring import said, score
 from trimtab.engines.served import ServedWeights
-from trimtab.engines.waiting import Waiting
+from trimtab.engines.waiting import WaitingRequests
 from trimtab.functional.distribution import Knobs, check_sampling, kept_set, log_probs, sample, tempered
 from trimtab.records import F32, Segment, TrimtabError
 
@@ -63,7 +63,7 @@ class TorchEngine:
         self._weights = ServedWeights(model, version, incarnation)
         self._cache = kv.SlotCache(model, options.slots, dtype, self._device)
         self._rows = Rows(options.slots)
-        self._waiting = Waiting(self._forward, options.slots)
+        self._waiting = WaitingRequests(self._forward, options.slots)
         self._stale = False  # keys of running rows are older than the weights
 
     # ----------------------------------------------------------------------------------------------------------- weights
@@ -125,7 +125,7 @@ class TorchEngine:
     def close(self) -> None:
         """Forget all requests."""
         self._rows = Rows(self.options.slots)
-        self._waiting = Waiting(self._forward, self.options.slots)
+        self._waiting = WaitingRequests(self._forward, self.options.slots)
 
     # -------------------------------------------------------------------------------------------------------------- step
 

@@ -21,7 +21,7 @@ from trimtab.records import I32
 
 
 @dataclass(slots=True)
-class Ready:
+class ReadyRequest:
     """``keys``: of the prompt without its last token, ``[layers, 2, kv_heads, T, D]``; None for a prompt of one token."""
 
     request: Request
@@ -29,13 +29,13 @@ class Ready:
     keys: Tensor | None = None
 
 
-class Waiting:
+class WaitingRequests:
     """First in, first out. ``block``: how many requests are made ready together (as many rows of keys are held)."""
 
     def __init__(self, forward: Forward, block: int) -> None:
         self._forward, self._block = forward, block
         self._queue: deque[Request] = deque()
-        self._ready: deque[Ready] = deque()
+        self._ready: deque[ReadyRequest] = deque()
         self._stale = False
 
     def __len__(self) -> int:
@@ -55,7 +55,7 @@ class Waiting:
         """Keys computed so far are of weights that are no longer served."""
         self._stale = True
 
-    def take(self, wanted: int) -> list[Ready]:
+    def take(self, wanted: int) -> list[ReadyRequest]:
         """The next requests, ready; at most ``wanted``."""
         if self._stale and wanted:
             self._stale = False
@@ -69,12 +69,12 @@ class Waiting:
         longest = max(r.max_new_tokens for r in requests)
         key, turn = np.array([r.key for r in requests], np.uint64), np.array([r.turn for r in requests])
         uniforms = keyed.uniform(key[:, None], turn[:, None], np.arange(longest))
-        block = [Ready(r, uniform[: r.max_new_tokens]) for r, uniform in zip(requests, uniforms, strict=True)]
+        block = [ReadyRequest(r, uniform[: r.max_new_tokens]) for r, uniform in zip(requests, uniforms, strict=True)]
         self._compute_keys(block)
         self._ready.extend(block)
 
-    def _compute_keys(self, block: Iterable[Ready]) -> None:
-        sharing: dict[bytes, list[Ready]] = {}
+    def _compute_keys(self, block: Iterable[ReadyRequest]) -> None:
+        sharing: dict[bytes, list[ReadyRequest]] = {}
         for ready in block:
             if len(ready.request.prompt) > 1:
                 sharing.setdefault(ready.request.prompt.tobytes(), []).append(ready)

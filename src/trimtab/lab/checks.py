@@ -9,14 +9,14 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from trimtab.lab.options import At, Options, Scalar, Where
+from trimtab.lab.options import At, ExperimentOptions, Scalar, Where
 from trimtab.lab.results import Results
 
 Verdict = Literal["reproduced", "partly", "not reproduced at this scale", "not judged"]
 State = Literal["holds", "fails", "not run", "no case"]
 
 
-class Bound(Options):
+class Bound(ExperimentOptions):
     """A number to compare with: ``value``, or what ``measure`` has at other cells, times ``factor``, plus ``plus``.
 
     The other cells are those with the subject's own axis values, except for what ``arm`` and ``at`` say. Where they are several,
@@ -43,7 +43,7 @@ class Bound(Options):
         return [c.name for c in results.cells if wanted.holds(c.arm, {k: v for k, v in c.at.items() if k in wanted.at})]
 
 
-class Check(Options):
+class Check(ExperimentOptions):
     """One comparison: ``measure`` of every chosen cell is at least, or at most, a bound."""
 
     says: str = Field(description="one sentence, true where the check holds")
@@ -74,7 +74,7 @@ class Check(Options):
     def where(self) -> Where:
         return Where(arm=self.arm, at=self.at)
 
-    def of(self, results: Results) -> Finding:
+    def of(self, results: Results) -> CheckResult:
         """What the results say to it."""
         chosen = [c for c in results.cells if self.where().holds(c.arm, c.at)]
         compared = [self._compare(c.name, c.arm, c.at, results) for c in chosen]
@@ -87,7 +87,7 @@ class Check(Options):
             state = "no case" if compared else "not run"
         else:
             state = "holds" if decide(s == "holds" for s in states) else "fails"
-        return Finding(self.says, state, self.control, self.decisive, tuple(c.text for c in compared))
+        return CheckResult(self.says, state, self.control, self.decisive, tuple(c.text for c in compared))
 
     def _compare(self, name: str, arm: str, at: At, results: Results) -> _Compared:
         limit = self._limits(arm, at, results)
@@ -144,7 +144,7 @@ ALL = -1  # in place of a seed: the bound is the same for all
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class CheckResult:
     """What became of a check, and the comparisons it rests on.
 
     ``not run``: it needs a run that is not there. ``no case``: no run has what it is about, such as an alarm before a fall where none fell.
@@ -183,7 +183,7 @@ def _take(which: Literal["best", "worst", "mean"], values: Sequence[float]) -> f
 TAKE: Mapping[str, Callable[[Iterable[float]], float]] = {"best": max, "worst": min, "mean": _mean}
 
 
-def verdict(findings: Sequence[Finding]) -> Verdict:
+def verdict(findings: Sequence[CheckResult]) -> Verdict:
     """All checks of the claim that have a case hold: reproduced; some: partly; none, or a decisive one fails: not reproduced.
 
     Not judged: a run is missing, a control fails, or no check has a case.

@@ -22,7 +22,7 @@ class _Figure(Where):
         return ()
 
 
-class Panel(OfMetric):
+class PanelSpec(OfMetric):
     """One metric, drawn over batches."""
 
     title: str = ""
@@ -41,7 +41,7 @@ class Curves(_Figure):
     """
 
     kind: Literal["curves"]
-    panels: tuple[Panel, ...] = Field(min_length=1)
+    panels: tuple[PanelSpec, ...] = Field(min_length=1)
     over: Literal["batches", "seconds"] = "batches"
     smooth: int = Field(10, ge=1, description="batches of the trailing mean drawn")
     align: str | None = None

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from trimtab.lab import keys, schedule
-from trimtab.lab.checks import Finding, Verdict, verdict
+from trimtab.lab.checks import CheckResult, Verdict, verdict
 from trimtab.lab.load import SMOKE, Loaded
 from trimtab.lab.measures import CellRun, compare, measure
 from trimtab.lab.results import Results
@@ -33,7 +33,7 @@ class Found:
     runs: Mapping[str, Sequence[CellRun]]  # cell -> its seeds
     metas: Mapping[tuple[str, int], Meta]  # (cell, seed)
     missing: Sequence[Job]  # of those
-    findings: Sequence[Finding]
+    findings: Sequence[CheckResult]
     verdict: Verdict
     broken: Mapping[str, str] = field(default_factory=dict)
     stopped: str = ""

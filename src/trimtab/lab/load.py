@@ -15,7 +15,7 @@ from trimtab.config.load import presets, read_table, validate
 from trimtab.config.run import RunConfig
 from trimtab.lab import store, warm
 from trimtab.lab.mistakes import sentence
-from trimtab.lab.options import Options
+from trimtab.lab.options import ExperimentOptions
 from trimtab.lab.results import CellName
 from trimtab.lab.spec import Experiment
 from trimtab.records import Json, TrimtabError
@@ -91,7 +91,7 @@ def load(source: str) -> Loaded:
 
 def _vocabulary() -> list[str]:
     """Every key of an experiment file."""
-    return sorted({name for model in _models(Options) for name in model.model_fields})
+    return sorted({name for model in _models(ExperimentOptions) for name in model.model_fields})
 
 
 def _models(base: type[BaseModel]) -> list[type[BaseModel]]:

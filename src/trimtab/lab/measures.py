@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from trimtab.lab.options import OfMetric, Options
+from trimtab.lab.options import ExperimentOptions, OfMetric
 from trimtab.lab.results import CellName
 from trimtab.lab.series import lag, seconds, trailing
 from trimtab.report.runfiles import F64, Run, number
@@ -29,7 +29,7 @@ class CellRun(Run):
     values_left: Mapping[str, float] = field(default_factory=dict)
 
 
-class _Named(Options):
+class _Named(ExperimentOptions):
     label: str = Field("", description="heading of the table's column and of axes; default: the measure's name")
     digits: int = Field(3, ge=0, le=8, description="decimals shown")
 
@@ -88,7 +88,7 @@ class Last(_Named, OfMetric):
         return _of(run.column(self.metric)[-self.batches :], "mean")
 
 
-class Mean(_Named, _Stretch):
+class MeanMeasure(_Named, _Stretch):
     """Mean of a metric over a stretch: divided by its length, the area under the curve."""
 
     kind: Literal["mean"]
@@ -255,7 +255,7 @@ class Value(_Named):
 
 
 Measure = Annotated[
-    HeldOut | Last | Mean | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | Versus | OfSummary | Value,
+    HeldOut | Last | MeanMeasure | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | Versus | OfSummary | Value,
     Field(discriminator="kind"),
 ]
 

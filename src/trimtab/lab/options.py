@@ -15,13 +15,13 @@ Scalar = str | int | float | bool
 At = Mapping[str, Scalar]  # axis -> the name of its value
 
 
-class Options(BaseModel):
+class ExperimentOptions(BaseModel):
     """Part of an experiment file: unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Where(Options):
+class Where(ExperimentOptions):
     """Cells by arm (a name, a pattern or several) and by axis values; what is not said does not matter."""
 
     arm: str | tuple[str, ...] = Field("*", description="names or patterns such as 'vcpo*'")
@@ -47,7 +47,7 @@ def known(what: str, name: str, names: Iterable[str]) -> None:
         raise TrimtabError.field(what, name, hint)
 
 
-class OfMetric(Options):
+class OfMetric(ExperimentOptions):
     """Something read off one metric of a run: a declared one, or one that a method reports, under ``method/``."""
 
     metric: str

@@ -10,7 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from shlex import quote
 
-from trimtab.lab.checks import Finding
+from trimtab.lab.checks import CheckResult
 from trimtab.lab.drawing import draw
 from trimtab.lab.drawing.material import Material
 from trimtab.lab.laboratory import ROOT, Found
@@ -169,7 +169,7 @@ def table(found: Found, seeds: int | None) -> str:
     return "\n".join(out)
 
 
-def mark(finding: Finding) -> str:
+def mark(finding: CheckResult) -> str:
     return {"holds": "yes:", "fails": "no:", "not run": "?", "no case": "no case:"}[finding.state]
 
 
@@ -260,13 +260,13 @@ def _page(found: Found, seeds: int | None, drawn: list[Drawn]) -> str:
 
 # ------------------------------------------------------------------------------------------------------------------ reading again
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownResults:
     """``results.json``, read."""
 
     table: Mapping[str, Json]
 
     @classmethod
-    def read(cls, folder: Path) -> Shown | None:
+    def read(cls, folder: Path) -> ShownResults | None:
         path = folder / RESULTS
         try:
             table = json.loads(path.read_bytes())

@@ -30,7 +30,7 @@ class CellName:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ResultRow:
     """A line of ``trimtab lab show --json``: ``seeds`` is how many seeds gave a number."""
 
     cell: str
@@ -58,7 +58,7 @@ class Results:
         """How many seeds have been run."""
         return sum(name == cell for name, _ in self.values)
 
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[ResultRow]:
         """One a cell and measure; NaN where no seed gave a number."""
         out = []
         for cell in self.cells:
@@ -66,5 +66,5 @@ class Results:
                 x = list(self.by_seed(cell.name, measure).values())
                 nan = math.nan
                 mean, low, high = (sum(x) / len(x), min(x), max(x)) if x else (nan, nan, nan)
-                out.append(Row(cell.name, measure, mean, low, high, len(x)))
+                out.append(ResultRow(cell.name, measure, mean, low, high, len(x)))
         return out

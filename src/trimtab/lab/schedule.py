@@ -45,7 +45,7 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class CellTask:
     """A job, as a worker gets it."""
 
     folder: str
@@ -170,7 +170,7 @@ class _Places:
                 self._children[place] = Child("trimtab.lab.worker", "", patience_s=PATIENCE_S, threads=1)
             busy = state.running[place] = Busy(job, time.perf_counter(), self._store.begin(job.key), lock)
             with suppress(OSError):  # it is dead, which listening finds
-                task = Task(str(busy.folder), self._runner, job.options, job.config.model_dump(mode="json"))
+                task = CellTask(str(busy.folder), self._runner, job.options, job.config.model_dump(mode="json"))
                 self._children[place].connection.send(task)
 
     def _next(self, state: State) -> tuple[Job, Lock] | None:

@@ -13,7 +13,7 @@ from trimtab.config.shaped import shaped
 from trimtab.lab.checks import Check
 from trimtab.lab.figures import Bars, Curves, Figure, Heat, Sweep
 from trimtab.lab.measures import Alarm, Crosses, Difference, Measure, Versus
-from trimtab.lab.options import Options, Scalar, Where, as_tuple, known
+from trimtab.lab.options import ExperimentOptions, Scalar, Where, as_tuple, known
 from trimtab.lab.results import CellName
 from trimtab.records import Json, TrimtabError
 
@@ -28,7 +28,7 @@ Name = Annotated[
 SMOKE: Table = {"learner": {"batches": 3}, "eval": {"prompts": 8}}
 
 
-class Arm(Options):
+class Arm(ExperimentOptions):
     """One of the things compared: whatever it overrides of the configuration, written as in a configuration file."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -42,7 +42,7 @@ class Arm(Options):
         return dict(self.model_extra or {})
 
 
-class Axis(Options):
+class SweptAxis(ExperimentOptions):
     """Something varied for every arm: ``key`` of the configuration over a list, or named tables of overrides."""
 
     key: str | None = Field(None, description="dotted, such as runtime.lag")
@@ -77,14 +77,14 @@ class Variation(Where):
     set: Table = Field(default_factory=dict)
 
 
-class Reference(Options):
+class Reference(ExperimentOptions):
     """Numbers measured elsewhere, shown beside our own: measure -> cell -> one value, or one a seed."""
 
     source: str
     values: dict[str, dict[str, float | tuple[float, ...]]]
 
 
-class Experiment(Options):
+class Experiment(ExperimentOptions):
     """The whole file; its name is the file's."""
 
     claim: str
@@ -102,7 +102,7 @@ class Experiment(Options):
     seeds: int = Field(3, ge=1)
     base: Table = Field(default_factory=dict, description="overrides of every cell")
     arms: dict[Name, Arm] = Field(min_length=1)
-    grid: dict[Name, Axis] = Field(default_factory=dict)
+    grid: dict[Name, SweptAxis] = Field(default_factory=dict)
     exceptions: tuple[Variation, ...] = ()
     measures: dict[Name, Measure] = Field(min_length=1)
     figures: tuple[Figure, ...] = ()

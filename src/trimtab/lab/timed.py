@@ -51,7 +51,7 @@ class Over(StoppedByRule):
     """The run has had its time, or what it was to reach."""
 
 
-class Clock:
+class TimedRunClock:
     """The learner's floor, the end of the run, and the progress display."""
 
     def __init__(self, options: TimedOptions, tell: Callable[[int], None]) -> None:
@@ -90,7 +90,7 @@ def run(work: Work, tell: Callable[[int], None]) -> None:
     if not isinstance(config.runtime, LocalOptions):
         raise TrimtabError.field("runtime.kind", config.runtime.kind, "time is real in the local runtime only; use local")
     try:
-        start(lean(config), work.folder, Clock(options, tell), report=False)
+        start(lean(config), work.folder, TimedRunClock(options, tell), report=False)
     except Over:
         found = Summary.read(work.folder)
         accuracy = _held_out(config, work.folder, found.batches)

@@ -12,13 +12,13 @@ from pathlib import Path
 
 from trimtab.config.load import validate
 from trimtab.lab.runners import Work, runner
-from trimtab.lab.schedule import OUTPUT, Ended, Task
+from trimtab.lab.schedule import OUTPUT, CellTask, Ended
 from trimtab.records import StoppedByDetector, TrimtabError
 from trimtab.telemetry.clock import cpu_used
 
 
 def main(connection: Connection) -> None:
-    """Serve until the other side hangs up: a :class:`Task` in; batches done, then an :class:`Ended` out."""
+    """Serve until the other side hangs up: a :class:`CellTask` in; batches done, then an :class:`Ended` out."""
     import torch
 
     torch.set_num_threads(1)
@@ -28,13 +28,13 @@ def main(connection: Connection) -> None:
             task = connection.recv()
         except (EOFError, OSError):
             return
-        assert isinstance(task, Task)
+        assert isinstance(task, CellTask)
         with (Path(task.folder) / OUTPUT).open("wb") as output:
             os.dup2(output.fileno(), 2)
         connection.send(_run(task, connection))
 
 
-def _run(task: Task, connection: Connection) -> Ended:
+def _run(task: CellTask, connection: Connection) -> Ended:
     """Run it. A run that a detector stopped is a result; one that anything else stopped is not."""
     begun, used = time.perf_counter(), cpu_used()
     error = ""

@@ -16,7 +16,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict
 
 from trimtab.control.protocol import Notes
-from trimtab.pool.measure import Measured
+from trimtab.pool.measure import MeasuredGroup
 from trimtab.pool.results import LetGo
 from trimtab.records import Decision
 
@@ -64,7 +64,7 @@ class Bias:
                 decisions.append(Decision(method="pool", point="select", what=what, amount=float(mean[1][i] - mean[0][i]), why=why))
         return decisions
 
-    def compare(self, trained: Sequence[Measured], let_go: Sequence[LetGo], notes: Notes) -> None:
+    def compare(self, trained: Sequence[MeasuredGroup], let_go: Sequence[LetGo], notes: Notes) -> None:
         """Feed a batch; note what was let go since the one before, and what begins or stops to drift."""
         notes.metric("pool/let_go", len(let_go))
         for column in COLUMNS if let_go else ():

@@ -12,10 +12,10 @@ from pydantic import BaseModel, ConfigDict
 
 from trimtab.pool.admission import Profile
 from trimtab.pool.bias import Bias, BiasState
-from trimtab.pool.columns import Columns
-from trimtab.pool.ledger import Entry, Ledger, LedgerState, SlotState
-from trimtab.pool.measure import Measured, measure
-from trimtab.pool.results import LetGo, Tally
+from trimtab.pool.columns import WaitingColumns
+from trimtab.pool.ledger import Ledger, LedgerState, LiveSlot, SlotState
+from trimtab.pool.measure import MeasuredGroup, measure
+from trimtab.pool.results import FateTally, LetGo
 from trimtab.records import Group, Slot, TrimtabError
 
 
@@ -25,7 +25,7 @@ class BookState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     ledger: LedgerState
-    tallies: dict[str, Tally]
+    tallies: dict[str, FateTally]
     set_aside: list[int]
     fruitless: int
     refused: int
@@ -41,29 +41,29 @@ class Book:
         self.ledger = Ledger()
         self.profile = Profile()
         self.training: tuple[Slot, ...] = ()
-        self.tallies: dict[str, Tally] = {}
+        self.tallies: dict[str, FateTally] = {}
         self.set_aside: set[int] = set()  # rows whose slot failed for good
         self.fruitless = 0  # drops and failures since the last consumed batch
         self.refused = 0  # deliveries that nobody waited for
         self.unfit = 0  # groups dropped on arrival
         self.gone: list[LetGo] = []  # let go by a selector since the last batch
-        self.columns = Columns()  # the waiting groups, without the batch in training
+        self.columns = WaitingColumns()  # the waiting groups, without the batch in training
         self.bias = Bias()
-        self._waiting: dict[Slot, Measured] = {}  # the batch in training included
-        self._by_serial: dict[int, Entry] = {}  # the rows of the columns
+        self._waiting: dict[Slot, MeasuredGroup] = {}  # the batch in training included
+        self._by_serial: dict[int, LiveSlot] = {}  # the rows of the columns
         self._line: list[tuple[int, Slot]] = []  # a heap: slots to be given out again, in order of first admission
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
-    def __getitem__(self, slot: Slot) -> Measured:
+    def __getitem__(self, slot: Slot) -> MeasuredGroup:
         return self._waiting[slot]
 
-    def waiting(self) -> list[Entry]:
+    def waiting(self) -> list[LiveSlot]:
         """The waiting groups, in order of arrival."""
         return sorted(self._by_serial.values(), key=lambda e: e.arrival)
 
     @property
-    def by_serial(self) -> Mapping[int, Entry]:
+    def by_serial(self) -> Mapping[int, LiveSlot]:
         """The waiting groups by the id that selectors know them by."""
         return self._by_serial
 
@@ -82,11 +82,11 @@ class Book:
     def next_in_line(self) -> Slot:
         return heapq.heappop(self._line)[1]
 
-    def run(self, slot: Slot, worker: str, held: int, now_s: float) -> Entry:
+    def run(self, slot: Slot, worker: str, held: int, now_s: float) -> LiveSlot:
         self.profile.add(held)
         return self.ledger.run(slot, worker, held, now_s)
 
-    def arrive(self, entry: Entry, group: Measured, version: int) -> None:
+    def arrive(self, entry: LiveSlot, group: MeasuredGroup, version: int) -> None:
         """The charge becomes the version of the oldest token, which is no older."""
         held = entry.charge
         self.ledger.arrive(entry.slot, group.oldest, version)
@@ -102,34 +102,34 @@ class Book:
             measured = self._waiting[group.slot] = measure(group)
             self.columns.rescored(entry, measured)
 
-    def give_back(self, entry: Entry) -> None:
+    def give_back(self, entry: LiveSlot) -> None:
         """Its worker is gone: in line again, same attempt."""
         self._leave(entry)
         self._line_up(self.ledger.give_back(entry.slot))
 
-    def retry(self, entry: Entry) -> None:
+    def retry(self, entry: LiveSlot) -> None:
         """Its attempt failed: in line again, next attempt."""
         self._leave(entry)
         self._line_up(self.ledger.retry(entry.slot, failed=True))
 
-    def requeue(self, entry: Entry, reason: str) -> LetGo:
+    def requeue(self, entry: LiveSlot, reason: str) -> LetGo:
         """A selector wants its prompt again: next attempt, not a failed one."""
         self._leave(entry)
         self._line_up(self.ledger.retry(entry.slot, failed=False))
         return self._let_go(entry.slot, reason, requeued=True)
 
-    def drop(self, entry: Entry, reason: str) -> LetGo:
+    def drop(self, entry: LiveSlot, reason: str) -> LetGo:
         self._leave(entry)
         self.ledger.drop(entry.slot, reason)
         self.fruitless += 1
         return self._let_go(entry.slot, reason, requeued=False)
 
-    def fail(self, entry: Entry, reason: str) -> None:
+    def fail(self, entry: LiveSlot, reason: str) -> None:
         self._leave(entry)
         self.ledger.fail(entry.slot, reason)
         self.fruitless += 1
 
-    def form(self, batch: Iterable[Entry]) -> None:
+    def form(self, batch: Iterable[LiveSlot]) -> None:
         """The batch goes into training: it leaves the profile, its slots stay outstanding."""
         entries = list(batch)
         for entry in entries:
@@ -145,18 +145,18 @@ class Book:
         self.training = ()
         self.fruitless = 0
 
-    def _show(self, entry: Entry, group: Measured) -> None:
+    def _show(self, entry: LiveSlot, group: MeasuredGroup) -> None:
         self.columns.add(entry, group)
         self._by_serial[entry.serial] = entry
 
-    def _leave(self, entry: Entry) -> None:
+    def _leave(self, entry: LiveSlot) -> None:
         if entry.charge >= 0:
             self.profile.remove(entry.charge)
         if entry.state is SlotState.WAITING:
             self.columns.remove(entry)
             del self._by_serial[entry.serial]
 
-    def _line_up(self, entry: Entry) -> None:
+    def _line_up(self, entry: LiveSlot) -> None:
         heapq.heappush(self._line, (entry.serial, entry.slot))
 
     def _let_go(self, slot: Slot, reason: str, *, requeued: bool) -> LetGo:
@@ -164,8 +164,8 @@ class Book:
         self._tally(reason, group)
         return LetGo(slot=slot, reason=reason, score=group.score, accuracy=group.accuracy, length=group.length, requeued=requeued)
 
-    def _tally(self, fate: str, group: Measured) -> None:
-        self.tallies.setdefault(fate, Tally()).add(length=group.length, score=group.score, accuracy=group.accuracy)
+    def _tally(self, fate: str, group: MeasuredGroup) -> None:
+        self.tallies.setdefault(fate, FateTally()).add(length=group.length, score=group.score, accuracy=group.accuracy)
 
     # ---------------------------------------------------------------------------------------------------------- checkpoint
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trimtab.control.protocol import PoolView, Selection
-from trimtab.pool.ledger import Entry, SlotState
+from trimtab.pool.ledger import LiveSlot, SlotState
 
 Debts = Sequence[tuple[int, int]]
 
@@ -19,14 +19,14 @@ Debts = Sequence[tuple[int, int]]
 class Choice:
     """The groups to take and those to let go; where ``take`` is empty, the entries that have to come first."""
 
-    take: Sequence[Entry] = ()
-    late: Sequence[Entry] = ()
-    reject: Sequence[Entry] = ()
-    requeue: Sequence[Entry] = ()
-    expired: Sequence[Entry] = ()
+    take: Sequence[LiveSlot] = ()
+    late: Sequence[LiveSlot] = ()
+    reject: Sequence[LiveSlot] = ()
+    requeue: Sequence[LiveSlot] = ()
+    expired: Sequence[LiveSlot] = ()
 
 
-def fifo(live: Sequence[Entry], want: int) -> Choice:
+def fifo(live: Sequence[LiveSlot], want: int) -> Choice:
     """The ``want`` groups with the oldest charge, ties in order of admission; waits for every one of them.
 
     Earliest deadline first, which pays the debts whatever they are. Among workers that hold one version it is the order of
@@ -39,7 +39,7 @@ def fifo(live: Sequence[Entry], want: int) -> Choice:
     return Choice(late=late) if late else Choice(charged)
 
 
-def ready(live: Sequence[Entry], waiting: Sequence[Entry], want: int, debts: Debts) -> Choice:
+def ready(live: Sequence[LiveSlot], waiting: Sequence[LiveSlot], want: int, debts: Debts) -> Choice:
     """The first ``want`` arrivals that together pay the debts; waits only for groups without which they cannot be paid.
 
     Takes an arrival unless the places left after it would be too few for what is then still owed.
@@ -47,7 +47,7 @@ def ready(live: Sequence[Entry], waiting: Sequence[Entry], want: int, debts: Deb
     late = _debtors(live, unpaid(debts, [e.charge for e in waiting]))
     if late or len(waiting) < want:
         return Choice(late=late or [e for e in live if e.state is not SlotState.WAITING])
-    take: list[Entry] = []
+    take: list[LiveSlot] = []
     for entry in waiting:
         left = unpaid(debts, [entry.charge])
         if len(take) < want and max((n for _, n in left), default=0) < want - len(take):
@@ -56,7 +56,9 @@ def ready(live: Sequence[Entry], waiting: Sequence[Entry], want: int, debts: Deb
     return Choice(take)
 
 
-def selected(selection: Selection, view: PoolView, waiting: Mapping[int, Entry], live: Iterable[Entry], want: int, debts: Debts) -> Choice:
+def selected(
+    selection: Selection, view: PoolView, waiting: Mapping[int, LiveSlot], live: Iterable[LiveSlot], want: int, debts: Debts
+) -> Choice:
     """A selector's choice. What it leaves unpaid expires: the fewest waiting groups that pay it, oldest charge first.
 
     ``waiting``: the entries behind the view's ids. Looks at single entries only where they leave or are late.
@@ -87,7 +89,7 @@ def unpaid(debts: Debts, charges: Collection[int] | np.ndarray[tuple[int], np.dt
     return [(v, n) for v, n in rest if n > 0]
 
 
-def _debtors(live: Iterable[Entry], unpaid: Debts) -> list[Entry]:
+def _debtors(live: Iterable[LiveSlot], unpaid: Debts) -> list[LiveSlot]:
     """The running groups that could pay what the waiting ones cannot."""
     newest = max((v for v, _ in unpaid), default=-1)
     return [e for e in live if e.state is SlotState.RUNNING and e.charge <= newest]

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from trimtab.control.protocol import PoolView, Recorder
-from trimtab.pool.ledger import Entry
-from trimtab.pool.measure import Measured
+from trimtab.pool.ledger import LiveSlot
+from trimtab.pool.measure import MeasuredGroup
 
 Column = npt.NDArray[np.generic]
 
@@ -64,24 +64,24 @@ class Table:
         self.n = kept
 
 
-class Columns:
+class WaitingColumns:
     """One row a waiting group, and one a member of it that was interrupted."""
 
     def __init__(self) -> None:
         self._groups, self._members = Table(_GROUP), Table(_MEMBER)
         self._gone: list[int] = []  # arrivals that have left since the last view
 
-    def add(self, entry: Entry, group: Measured) -> None:
+    def add(self, entry: LiveSlot, group: MeasuredGroup) -> None:
         """A group has arrived; the entry's arrival is later than any before."""
         own = {"ids": entry.serial, "entered": entry.entered, "order": entry.arrival, "interrupted": len(group.generation_M) > 0}
         self._groups.append(1, {name: own[name] if name in own else getattr(group, name) for name in _GROUP})
         rows = len(group.generation_M)
         self._members.append(rows, {name: entry.arrival if name == "order_M" else getattr(group, name) for name in _MEMBER})
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, entry: LiveSlot) -> None:
         self._gone.append(entry.arrival)
 
-    def rescored(self, entry: Entry, group: Measured) -> None:
+    def rescored(self, entry: LiveSlot, group: MeasuredGroup) -> None:
         """The group's forgetting scores are known now."""
         row = int(np.searchsorted(self._groups["order"], entry.arrival))
         self._groups["forgetting"][row] = group.forgetting

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book
-from trimtab.pool.ledger import Entry, SlotState
-from trimtab.pool.results import Blocked, LetGo, Straggler, Tally, Waiting
+from trimtab.pool.ledger import LiveSlot, SlotState
+from trimtab.pool.results import Blocked, FateTally, LetGo, NotYet, Straggler
 
 NAMED = 3  # stragglers named in a sentence; more would not fit on a line of the live display
 
@@ -23,11 +23,11 @@ class Facts:
     refused: int  # deliveries that nobody waited for
     fruitless: int  # drops and failures since the last consumed batch
     set_aside: tuple[int, ...]  # rows of poison prompts
-    tallies: Mapping[str, Tally]  # lengths and scores of what was trained beside what was let go, by reason
+    tallies: Mapping[str, FateTally]  # lengths and scores of what was trained beside what was let go, by reason
     waits: tuple[str, ...]
 
 
-def straggler(entry: Entry) -> Straggler:
+def straggler(entry: LiveSlot) -> Straggler:
     return Straggler(entry.slot, entry.worker, entry.since_s, entry.charge)
 
 
@@ -38,18 +38,16 @@ def name(stragglers: Sequence[Straggler], now_s: float | None = None) -> str:
     return ", ".join(known) + more
 
 
-def waiting(late: Sequence[Entry], missing: int, let_go: Sequence[LetGo] = ()) -> Waiting:
+def waiting(late: Sequence[LiveSlot], missing: int, let_go: Sequence[LetGo] = ()) -> NotYet:
     """The answer to a learner whose batch needs these entries and ``missing`` more."""
     stragglers = tuple(straggler(e) for e in late)
     parts = [name(stragglers)] if stragglers else []
-    return Waiting(
+    return NotYet(
         stragglers, missing, " and ".join([*parts, *([f"{missing} more groups to be admitted"] if missing else [])]), tuple(let_go)
     )
 
 
-def gather(
-    book: Book, bounds: Bounds, turn: int, free: int, learner: Waiting | None, workers: Mapping[str, Blocked], now_s: float
-) -> Facts:
+def gather(book: Book, bounds: Bounds, turn: int, free: int, learner: NotYet | None, workers: Mapping[str, Blocked], now_s: float) -> Facts:
     """``learner`` and ``workers``: the last answers to those who now wait."""
     counts = {str(s): book.ledger.count(s) for s in SlotState}
     counts["training"] = len(book.training)

@@ -50,7 +50,7 @@ class IllegalTransition(RuntimeError):
 
 
 @dataclass(slots=True)
-class Entry:
+class LiveSlot:
     """An outstanding slot. ``charge`` is -1 while no worker has it; ``serial`` counts admissions, ``arrival`` deliveries."""
 
     slot: Slot
@@ -72,7 +72,7 @@ class LedgerState(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     fates: dict[str, str]
-    live: list[Entry]
+    live: list[LiveSlot]
     reasons: dict[str, dict[str, int]]
     arrivals: int
 
@@ -81,7 +81,7 @@ class Ledger:
     """The states of all slots; knows nothing of versions' meaning, workers' health or tensors."""
 
     def __init__(self) -> None:
-        self._live: dict[Slot, Entry] = {}
+        self._live: dict[Slot, LiveSlot] = {}
         self._fates: dict[int, bytearray] = {}
         self._count = dict.fromkeys(SlotState, 0)
         self._admitted = 0
@@ -90,16 +90,16 @@ class Ledger:
 
     # ------------------------------------------------------------------------------------------------------------- reading
 
-    def __getitem__(self, slot: Slot) -> Entry:
+    def __getitem__(self, slot: Slot) -> LiveSlot:
         if slot not in self._live:
             raise IllegalTransition(f"slot {slot} is not outstanding")
         return self._live[slot]
 
-    def get(self, slot: Slot) -> Entry | None:
+    def get(self, slot: Slot) -> LiveSlot | None:
         """The entry of an outstanding slot."""
         return self._live.get(slot)
 
-    def live(self, *states: SlotState) -> Iterator[Entry]:
+    def live(self, *states: SlotState) -> Iterator[LiveSlot]:
         """Outstanding entries in the given states (all, where none is given), in order of admission."""
         return (e for e in self._live.values() if not states or e.state in states)
 
@@ -134,7 +134,7 @@ class Ledger:
 
     # --------------------------------------------------------------------------------------------------------- transitions
 
-    def admit(self, slot: Slot, prompt: int) -> Entry:
+    def admit(self, slot: Slot, prompt: int) -> LiveSlot:
         """A new slot joins the line."""
         fates = self._fates.setdefault(slot.epoch, bytearray())
         if len(fates) <= slot.index:
@@ -142,20 +142,20 @@ class Ledger:
         if fates[slot.index] != _UNSEEN:
             raise IllegalTransition(f"slot {slot} was admitted before")
         fates[slot.index] = _OUT
-        entry = Entry(slot, prompt, serial=self._admitted)
+        entry = LiveSlot(slot, prompt, serial=self._admitted)
         self._live[slot] = entry
         self._admitted += 1
         self._count[SlotState.ADMITTED] += 1
         self._check()
         return entry
 
-    def run(self, slot: Slot, worker: str, charge: int, now_s: float) -> Entry:
+    def run(self, slot: Slot, worker: str, charge: int, now_s: float) -> LiveSlot:
         """A worker that holds version ``charge`` takes the slot."""
         entry = self._move(slot, SlotState.RUNNING)
         entry.worker, entry.charge, entry.since_s = worker, charge, now_s
         return entry
 
-    def arrive(self, slot: Slot, oldest: int, entered: int) -> Entry:
+    def arrive(self, slot: Slot, oldest: int, entered: int) -> LiveSlot:
         """Its group is here: its oldest token has version ``oldest``, the learner stands at ``entered``."""
         if oldest < self[slot].charge:
             raise IllegalTransition(f"slot {slot} was charged with version {self[slot].charge} but its oldest token has version {oldest}")
@@ -164,14 +164,14 @@ class Ledger:
         self._arrivals += 1
         return entry
 
-    def retry(self, slot: Slot, *, failed: bool) -> Entry:
+    def retry(self, slot: Slot, *, failed: bool) -> LiveSlot:
         """Retry: back in line with ``attempt + 1``. ``failed`` counts against ``max_attempts``; a method's requeue does not."""
         entry = self.give_back(slot)
         entry.attempt += 1
         entry.failures += failed
         return entry
 
-    def give_back(self, slot: Slot) -> Entry:
+    def give_back(self, slot: Slot) -> LiveSlot:
         """Back in line as it was: same attempt. It has no tokens any more, hence no charge."""
         self._move(slot, SlotState.ADMITTED)
         entry = self._live[slot] = _in_line(self._live[slot])
@@ -189,7 +189,7 @@ class Ledger:
         """No group came of it."""
         self._end(slot, SlotState.FAILED, reason)
 
-    def _move(self, slot: Slot, state: SlotState) -> Entry:
+    def _move(self, slot: Slot, state: SlotState) -> LiveSlot:
         entry = self[slot]
         if state not in _LEGAL[entry.state]:
             raise IllegalTransition(f"slot {slot} is {entry.state}, it cannot become {state}")
@@ -243,8 +243,8 @@ class Ledger:
         self._check()
 
 
-def _in_line(e: Entry) -> Entry:
-    return Entry(e.slot, e.prompt, e.serial, e.attempt, e.failures)
+def _in_line(e: LiveSlot) -> LiveSlot:
+    return LiveSlot(e.slot, e.prompt, e.serial, e.attempt, e.failures)
 
 
 def _pack(fates: bytearray) -> str:

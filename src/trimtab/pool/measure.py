@@ -18,7 +18,7 @@ class Accepts(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredGroup:
     """A waiting group and its columns of the :class:`PoolView`."""
 
     group: Group
@@ -45,14 +45,14 @@ def valid(group: Group) -> Group:
     return group if len(kept) == len(group.rollouts) else replace(group, rollouts=kept)
 
 
-def measure(group: Group) -> Measured:
+def measure(group: Group) -> MeasuredGroup:
     """Columns of a group whose members are all valid."""
     versions = [r.versions() for r in group.rollouts]
     oldest_R, newest_R = (np.array([int(extreme(v)) for v in versions], dtype=np.int64) for extreme in (np.min, np.max))
     mean_R = np.array([v.mean() for v in versions])
     whole_R = oldest_R == newest_R
     forgetting_M = np.array([np.nan if r.forgetting is None else r.forgetting for r in group.rollouts])[~whole_R]
-    return Measured(
+    return MeasuredGroup(
         group,
         oldest=int(oldest_R.min()),
         newest=int(newest_R.max()),
@@ -70,7 +70,7 @@ def measure(group: Group) -> Measured:
     )
 
 
-def stats(m: Measured, now: int) -> GroupStats:
+def stats(m: MeasuredGroup, now: int) -> GroupStats:
     """What a method sees at ``accept``."""
     rollouts = m.group.rollouts
     return GroupStats(

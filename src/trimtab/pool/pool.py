@@ -21,11 +21,11 @@ from trimtab.pool.book import Book, BookState
 from trimtab.pool.choose import Choice
 from trimtab.pool.facts import Facts
 from trimtab.pool.gate import Gate
-from trimtab.pool.ledger import Entry, SlotState
+from trimtab.pool.ledger import LiveSlot, SlotState
 from trimtab.pool.measure import Accepts
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan, PlanState
-from trimtab.pool.results import Aged, Blocked, Delivery, Fate, Finished, Formed, Straggler, Ticket, Waiting
+from trimtab.pool.results import Aged, Blocked, Delivery, Fate, Finished, Formed, NotYet, Straggler, Ticket
 from trimtab.records import Batch, Decision, Group, Json, Slot, StoppedByRule, TrimtabError
 
 EXPIRED = "expired"  # stranded by a selector: it would have become older than max_lag
@@ -76,7 +76,7 @@ class Pool:
         self._accept = tuple(accept)
         self._select = select
         self._blocked: dict[str, Blocked] = {}  # the last answer to each worker, where it was no ticket
-        self._late: Waiting | None = None  # the last answer to the learner, where it was no batch
+        self._late: NotYet | None = None  # the last answer to the learner, where it was no batch
 
     @property
     def batches(self) -> int:
@@ -195,7 +195,7 @@ class Pool:
         self._book.ledger.admit(slot, row)
         return slot
 
-    def _running(self, worker: str, slot: Slot, attempt: int) -> Entry | None:
+    def _running(self, worker: str, slot: Slot, attempt: int) -> LiveSlot | None:
         entry = self._book.ledger.get(slot)
         known = entry is not None and entry.state is SlotState.RUNNING and entry.worker == worker and entry.attempt == attempt
         return entry if known else None
@@ -204,7 +204,7 @@ class Pool:
         self._book.refused += 1
         return Delivery(slot, Fate.REFUSED, why)
 
-    def _attempt_failed(self, entry: Entry, reason: str) -> Delivery:
+    def _attempt_failed(self, entry: LiveSlot, reason: str) -> Delivery:
         if entry.failures + 1 < self.options.max_attempts:
             self._book.retry(entry)
             return Delivery(entry.slot, Fate.RETRIED, reason)
@@ -214,7 +214,7 @@ class Pool:
 
     # ---------------------------------------------------------------------------------------------------- the learner's side
 
-    def form(self) -> Formed | Waiting | Finished:
+    def form(self) -> Formed | NotYet | Finished:
         """The next batch, the slots it waits for, or the end of the plan. ``consumed`` comes before the next call."""
         book, self._late = self._book, None
         if book.training:
@@ -278,7 +278,7 @@ class Pool:
             raise TrimtabError.field("runtime.depth", self.bounds.depth, why)
         return Choice(late=late), notes, None
 
-    def _aged(self, entry: Entry) -> Aged:
+    def _aged(self, entry: LiveSlot) -> Aged:
         """Raises if a group is older than the bound: the pool is broken, and nothing of it may be trained on."""
         oldest, bound = self.version - entry.charge, self.bounds.max_lag
         if bound is not None and oldest > bound:

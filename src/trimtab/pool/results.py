@@ -69,7 +69,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class NotYet:
     """No batch yet: these slots have to come first, and ``missing`` more have to be admitted. ``let_go``: by the selector, at once."""
 
     stragglers: tuple[Straggler, ...]
@@ -116,7 +116,7 @@ class Formed:
 
 
 @dataclass(slots=True)
-class Tally:
+class FateTally:
     """Groups of one fate and the sums of their mean lengths, scores and accuracies, so that selection bias can be seen."""
 
     groups: int = 0

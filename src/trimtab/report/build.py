@@ -23,7 +23,7 @@ class Section:
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ShownRun:
     """A run as the page's head and foot show it."""
 
     label: str
@@ -60,7 +60,7 @@ def render(runs: Sequence[Run]) -> str:
         title=" · ".join(run.label for run in runs),
         css=room.joinpath("page.css").read_text(encoding="utf-8"),
         several=several,
-        runs=[Shown(run.label, style.COLORS[i % len(style.COLORS)], words.verdict(run), run.config) for i, run in enumerate(runs)],
+        runs=[ShownRun(run.label, style.COLORS[i % len(style.COLORS)], words.verdict(run), run.config) for i, run in enumerate(runs)],
         comparison=[(row[0].name, [fact.value for fact in row]) for row in zip(*facts, strict=True)],
         differing=words.differing(runs) if several else [],
         smooth=panels.SMOOTH,

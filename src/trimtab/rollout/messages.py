@@ -19,7 +19,7 @@ from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOpt
 from trimtab.telemetry.clock import Interval
 
 if TYPE_CHECKING:
-    from trimtab.weights.shared import Layout  # brings torch
+    from trimtab.weights.shared import WeightLayout  # brings torch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class WorkerSpec:
     verifier: VerifierOptions
     rollout: RolloutOptions
     engine: TorchEngineOptions | ScriptedEngineOptions
-    layout: Layout | None  # None: an evaluator, it reads model folders
+    layout: WeightLayout | None  # None: an evaluator, it reads model folders
     probe: tuple[Segment, ...]  # scored after a commit, to attest it
     threads: int
     origin: float  # the run's start on time.perf_counter

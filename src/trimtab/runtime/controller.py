@@ -37,14 +37,14 @@ from torch import Tensor
 
 from trimtab.config.run import LocalOptions
 from trimtab.pool.pool import Pool
-from trimtab.pool.results import Delivery, Fate, Finished, Formed, Ticket, Waiting
+from trimtab.pool.results import Delivery, Fate, Finished, Formed, NotYet, Ticket
 from trimtab.records import StoppedByRule, TrimtabError, Version
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
-from trimtab.runtime.crew import Crew, Gone, Member
+from trimtab.runtime.crew import Crew, CrewMember, Gone
 from trimtab.runtime.publisher import Publisher
 from trimtab.runtime.rescore import Rescore
-from trimtab.runtime.session import Window
+from trimtab.runtime.session import SamplerWindow
 from trimtab.weights.shared import SharedBlocks
 
 log = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class Controller(threading.Thread):
         self._publisher = Publisher(self._crew, blocks, options.publish_deadline_s, probe_gap)
         self.lock = threading.Lock()
         self._changed = threading.Condition(self.lock)
-        self._window = Window()
+        self._window = SamplerWindow()
         self._arrived = 0  # groups that came back, finished or failed
         self._error: TrimtabError | None = None
         self._closing = False
@@ -121,7 +121,7 @@ class Controller(threading.Thread):
             for group in scored:
                 self._pool.rescored(group)
 
-    def _starved(self, waiting: Waiting) -> StoppedByRule:
+    def _starved(self, waiting: NotYet) -> StoppedByRule:
         waits = "; ".join(self._pool.facts(time.monotonic()).waits) or waiting.why
         return StoppedByRule(
             f"runtime.progress_deadline_s = {self._options.progress_deadline_s:g}: no group came back in that time: {waits}"
@@ -146,11 +146,11 @@ class Controller(threading.Thread):
                 self._sleep()
             self._raise()
 
-    def window(self) -> Window:
+    def window(self) -> SamplerWindow:
         """What the workers have reported since the last call."""
         with self.lock:
             self._window.published, self._publisher.done = self._publisher.done, []
-            window, self._window = self._window, Window()
+            window, self._window = self._window, SamplerWindow()
             return window
 
     def waiting_for(self) -> str:
@@ -205,7 +205,7 @@ class Controller(threading.Thread):
             if any(not isinstance(message, Pulse) for _, message in heard):
                 self._changed.notify_all()
 
-    def _handle(self, member: Member, message: FromWorker | Gone) -> None:
+    def _handle(self, member: CrewMember, message: FromWorker | Gone) -> None:
         match message:
             case Done(group):
                 self._returned(member, self._pool.deliver(member.name, group))
@@ -231,13 +231,13 @@ class Controller(threading.Thread):
             case Gone():
                 self._lost(member)
 
-    def _returned(self, member: Member, delivery: Delivery) -> None:
+    def _returned(self, member: CrewMember, delivery: Delivery) -> None:
         self._arrived += 1
         if delivery.fate in (Fate.RETRIED, Fate.FAILED, Fate.REFUSED):
             slot = delivery.slot
             log.warning("%s: slot (%d, %d) %s: %s", member.name, slot.epoch, slot.index, delivery.fate.value, delivery.reason)
 
-    def _lost(self, member: Member, why: str = "") -> None:
+    def _lost(self, member: CrewMember, why: str = "") -> None:
         self._pool.lost(member.name)
         self._publisher.lost(member)
         self._crew.replace(member, why)

@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class CrewMember:
     """A worker's process, and what its messages have told."""
 
     name: str
@@ -47,7 +47,7 @@ class Crew:
 
     def __init__(self, options: LocalOptions, launch: Callable[[str], WorkerProcess]) -> None:
         self._options, self._launch = options, launch
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, CrewMember] = {}
         self._restarts = 0
         self._selector = selectors.DefaultSelector()
         self._woken, self._waker = os.pipe()
@@ -55,10 +55,10 @@ class Crew:
             os.set_blocking(fd, False)
         self._selector.register(self._woken, selectors.EVENT_READ)
 
-    def __iter__(self) -> Iterator[Member]:
+    def __iter__(self) -> Iterator[CrewMember]:
         return iter(list(self._members.values()))
 
-    def get(self, name: str) -> Member | None:
+    def get(self, name: str) -> CrewMember | None:
         return self._members.get(name)
 
     def start(self) -> None:
@@ -67,11 +67,11 @@ class Crew:
 
     def _spawn(self, name: str) -> None:
         process = self._launch(name)
-        member = self._members[name] = Member(name, process, time.monotonic())
+        member = self._members[name] = CrewMember(name, process, time.monotonic())
         self._selector.register(process.connection, selectors.EVENT_READ, member)
         log.info("%s started as process %d", name, process.pid)
 
-    def replace(self, member: Member, why: str = "") -> None:
+    def replace(self, member: CrewMember, why: str = "") -> None:
         """End a worker and start another under its name. Raises :class:`StoppedByRule` after ``restarts`` replacements."""
         self._selector.unregister(member.process.connection)
         del self._members[member.name]
@@ -85,21 +85,21 @@ class Crew:
         self._restarts += 1
         self._spawn(member.name)
 
-    def send(self, member: Member, message: ToWorker) -> None:
+    def send(self, member: CrewMember, message: ToWorker) -> None:
         """A worker that cannot be told ends: it is found gone, and what was sent to it is lost with it."""
         try:
             member.process.send(message)
         except OSError:
             member.process.interrupt()
 
-    def listen(self, seconds: float) -> list[tuple[Member, FromWorker | Gone]]:
+    def listen(self, seconds: float) -> list[tuple[CrewMember, FromWorker | Gone]]:
         """What has been said, or who is gone; waits up to ``seconds`` for it, or until woken."""
-        heard: list[tuple[Member, FromWorker | Gone]] = []
+        heard: list[tuple[CrewMember, FromWorker | Gone]] = []
         for key, _ in self._selector.select(seconds):
             if key.data is None:
                 os.read(self._woken, 4096)
                 continue
-            member: Member = key.data
+            member: CrewMember = key.data
             try:
                 for message in member.process.messages():
                     heard.append((member, message))

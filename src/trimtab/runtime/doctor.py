@@ -20,7 +20,7 @@ PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "p
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Checkup:
     """One check: fine, or what to do."""
 
     name: str
@@ -28,57 +28,57 @@ class Finding:
     says: str
 
 
-def machine() -> Iterator[Finding]:
+def machine() -> Iterator[Checkup]:
     """What does not depend on a configuration."""
     import torch
 
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES)
-    yield Finding("packages", True, versions)
+    yield Checkup("packages", True, versions)
     cores, memory = psutil.cpu_count() or 1, psutil.virtual_memory()
-    yield Finding(
+    yield Checkup(
         "cores", cores >= 2, f"{cores}; {'learner and sampler run side by side' if cores >= 2 else 'one core: asynchrony cannot help'}"
     )
-    yield Finding("memory", memory.available > 2**30, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")
+    yield Checkup("memory", memory.available > 2**30, f"{memory.available / 2**30:.1f} of {memory.total / 2**30:.1f} GiB available")
     free = shutil.disk_usage(Path.cwd()).free
-    yield Finding("disk", free > LEAST_DISK, f"{free / 2**30:.1f} GiB free here")
-    yield Finding("cuda", True, torch.cuda.get_device_name() if torch.cuda.is_available() else "none; the CPU is used")
+    yield Checkup("disk", free > LEAST_DISK, f"{free / 2**30:.1f} GiB free here")
+    yield Checkup("cuda", True, torch.cuda.get_device_name() if torch.cuda.is_available() else "none; the CPU is used")
     threads = os.environ.get("OMP_NUM_THREADS", "unset")
-    yield Finding("threads", True, f"OMP_NUM_THREADS {threads}; Trimtab sets one torch thread a process")
+    yield Checkup("threads", True, f"OMP_NUM_THREADS {threads}; Trimtab sets one torch thread a process")
     yield _checked("locks", _lock)
     yield _checked("shared memory", _memfd)
 
 
-def configuration(config: RunConfig) -> Iterator[Finding]:
+def configuration(config: RunConfig) -> Iterator[Checkup]:
     """Load what the run would load: model, task, verifier, norms."""
     from trimtab.runtime.build import build
 
     if isinstance(config.runtime, LocalOptions):
         cores = psutil.cpu_count() or 1
         wanted = 1 + config.runtime.workers * config.runtime.worker_threads
-        yield Finding(
+        yield Checkup(
             "processes", wanted <= cores, f"learner and {config.runtime.workers} worker(s) want {wanted} cores, there are {cores}"
         )
     try:
         parts = build(config)
     except TrimtabError as error:
-        yield Finding("configuration", False, str(error))
+        yield Checkup("configuration", False, str(error))
         return
     try:
         n = sum(p.numel() for p in parts.policy.model.parameters())
-        yield Finding("model", True, f"{config.model}: {n:,} parameters, context {parts.policy.context}")
-        yield Finding(
+        yield Checkup("model", True, f"{config.model}: {n:,} parameters, context {parts.policy.context}")
+        yield Checkup(
             "task", True, f"{parts.sampler.task.name}: {len(parts.sampler.task):,} rows, {parts.sampler.task.eval_size} for evaluation"
         )
-        yield Finding("methods", True, ", ".join(m.name for m in parts.learner.chain.methods))
+        yield Checkup("methods", True, ", ".join(m.name for m in parts.learner.chain.methods))
     finally:
         parts.sampler.close()
 
 
-def _checked(name: str, check: Callable[[], str]) -> Finding:
+def _checked(name: str, check: Callable[[], str]) -> Checkup:
     try:
-        return Finding(name, True, check())
+        return Checkup(name, True, check())
     except OSError as error:
-        return Finding(name, False, f"{error}; run folders need a file system that has this")
+        return Checkup(name, False, f"{error}; run folders need a file system that has this")
 
 
 def _lock() -> str:

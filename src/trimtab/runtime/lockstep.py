@@ -32,7 +32,7 @@ from trimtab.rollout.sampler import Sampler
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator
 from trimtab.runtime.rescore import rescorer
-from trimtab.runtime.session import Session, Window
+from trimtab.runtime.session import SamplerWindow, Session
 from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
@@ -162,9 +162,9 @@ class Lockstep:
         if number != self._engine.version:
             self._publish(Version(self._session.version.incarnation, number), weights)
 
-    def _window(self) -> Window:
+    def _window(self) -> SamplerWindow:
         published, self._times = self._times, []
-        return Window(published=published)
+        return SamplerWindow(published=published)
 
     # ------------------------------------------------------------------------------------------------ durable state
     def parts(self) -> dict[str, StateTree]:

@@ -18,8 +18,8 @@ from torch import Tensor
 from trimtab.engines.digest import weights_digest
 from trimtab.records import StoppedByRule, TrimtabError, Version
 from trimtab.rollout.messages import Commit, Committed, Stage, Staged
-from trimtab.runtime.crew import Crew, Member
-from trimtab.weights.publish import Phase, Publication, Times
+from trimtab.runtime.crew import Crew, CrewMember
+from trimtab.weights.publish import Publication, PublicationPhase, Times
 from trimtab.weights.shared import SharedBlocks
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class Publisher:
         self._newest = prepared
         self._start(prepared, [member for member in self._crew if member.ready])
 
-    def welcome(self, member: Member) -> None:
+    def welcome(self, member: CrewMember) -> None:
         """A worker has come up: it gets the newest version, if there is one already."""
         if self._newest is None:
             return
@@ -73,7 +73,7 @@ class Publisher:
                 return
         self._start(self._newest, [member])
 
-    def _start(self, what: Prepared, members: Sequence[Member]) -> None:
+    def _start(self, what: Prepared, members: Sequence[CrewMember]) -> None:
         now = time.perf_counter()
         publication = Publication(what.version, what.digest, [m.name for m in members], now, now + self._deadline_s)
         if publication.under_way:
@@ -81,16 +81,16 @@ class Publisher:
         for member in members:
             self._stage(what, member)
 
-    def _stage(self, what: Prepared, member: Member) -> None:
+    def _stage(self, what: Prepared, member: CrewMember) -> None:
         self._crew.send(member, Stage(what.version.number, what.version.incarnation, what.block))
 
-    def staged(self, member: Member, message: Staged) -> None:
+    def staged(self, member: CrewMember, message: Staged) -> None:
         now = time.perf_counter()
         for publication in self._under_way:
             publication.staged(member.name, message.digest, message.seconds, now)
         self._move()
 
-    def committed(self, member: Member, message: Committed) -> None:
+    def committed(self, member: CrewMember, message: Committed) -> None:
         member.held = message.version
         self._attest(member, message)
         now = time.perf_counter()
@@ -98,7 +98,7 @@ class Publisher:
             publication.committed(member.name, message.pause, now)
         self._move()
 
-    def lost(self, member: Member) -> None:
+    def lost(self, member: CrewMember) -> None:
         """A worker is gone: nobody waits for it any more."""
         now = time.perf_counter()
         for publication in self._under_way:
@@ -119,10 +119,10 @@ class Publisher:
                 assert member is not None  # a lost one has left the quorum
                 assert self._newest is not None
                 self._crew.send(member, Commit(publication.version.number, len(self._newest.probe)))
-        self.done += [p.times for p in self._under_way if p.phase is Phase.DONE and p.replicas]
+        self.done += [p.times for p in self._under_way if p.phase is PublicationPhase.DONE and p.replicas]
         self._under_way = [p for p in self._under_way if p.under_way]
 
-    def _attest(self, member: Member, message: Committed) -> None:
+    def _attest(self, member: CrewMember, message: Committed) -> None:
         """Compare what the worker says of the probe with what the learner says, under the same weights."""
         newest = self._newest
         if newest is None or newest.version.number != message.version:

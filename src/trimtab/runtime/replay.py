@@ -34,7 +34,7 @@ class Replayed:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ReplayOutcome:
     """All batches replayed, and the digest of the weights they lead to (``recorded``: of the run's own result, where it is whole)."""
 
     batches: tuple[Replayed, ...]
@@ -46,7 +46,7 @@ class Outcome:
         return all(b.same for b in self.batches) and (self.recorded is None or self.recorded == self.digest)
 
 
-def replay(path: Path, limit: int | None) -> Outcome:
+def replay(path: Path, limit: int | None) -> ReplayOutcome:
     """Feed the first ``limit`` logged batches (all: None) of the run at ``path`` through a learner built from its configuration."""
     import torch
 
@@ -64,7 +64,7 @@ def replay(path: Path, limit: int | None) -> Outcome:
     if not done:
         raise TrimtabError(f"{path} has logged no rollouts yet: nothing to replay")
     whole = len(done) == config.learner.batches and folder.model.is_dir()
-    return Outcome(tuple(done), _digest(learner.model), _recorded_digest(folder.model, config.learner.dtype) if whole else None)
+    return ReplayOutcome(tuple(done), _digest(learner.model), _recorded_digest(folder.model, config.learner.dtype) if whole else None)
 
 
 def _norm(record: dict[str, Json]) -> float | None:

@@ -46,7 +46,7 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True)
-class Tally:
+class RunTotals:
     """Running totals of a run, kept over resumes."""
 
     applied: int = 0
@@ -64,7 +64,7 @@ class Tally:
 
 
 @dataclass(slots=True)
-class Window:
+class SamplerWindow:
     """What the sampler side reports between two batches."""
 
     busy: float = 0.0
@@ -81,7 +81,7 @@ class Session:
         self.config, self.folder, self.learner, self.pool, self.clock, self.observer = config, folder, learner, pool, clock, observer
         self.version = Version(0, 0)
         self.consumed = 0
-        self.tally = Tally()
+        self.tally = RunTotals()
         self.detectors = Detectors(config.telemetry.detectors)
         self.accuracy: dict[str, float] = {}
         self.origin = time.perf_counter()
@@ -110,7 +110,9 @@ class Session:
             self._evals.close()
 
     # ------------------------------------------------------------------------------------------------ a batch
-    def consume(self, formed: Formed, publish: Callable[[], None], window: Callable[[], Window], waiting_for: Callable[[], str]) -> None:
+    def consume(
+        self, formed: Formed, publish: Callable[[], None], window: Callable[[], SamplerWindow], waiting_for: Callable[[], str]
+    ) -> None:
         """Train on a batch, publish if a step was applied, record it; raise ``StoppedByDetector`` where a detector says so.
 
         Where publishing fails, the batch is trained all the same: it is recorded before the error goes on.
@@ -144,7 +146,7 @@ class Session:
         if self._stop is not None:
             raise StoppedByDetector(f"detector {self._stop.name} stopped the run at batch {self._stop.batch}: {self._stop.message}")
 
-    def _record(self, formed: Formed, results: Sequence[UpdateResult], window: Window) -> tuple[BatchRecord, list[Event]]:
+    def _record(self, formed: Formed, results: Sequence[UpdateResult], window: SamplerWindow) -> tuple[BatchRecord, list[Event]]:
         assert self._sinks is not None
         assert self._rollouts is not None
         batch = formed.batch
@@ -176,7 +178,7 @@ class Session:
         self._sinks.batch(record)
         return record, events
 
-    def _times(self, metrics: Metrics, window: Window) -> float:
+    def _times(self, metrics: Metrics, window: SamplerWindow) -> float:
         lap = self.clock.lap()
         for name, seconds in lap.wall.items():
             metrics.put(f"time/{name}", seconds)
@@ -195,7 +197,7 @@ class Session:
         metrics.put("pool/running", facts.counts["running"])
         return lap.elapsed
 
-    def _count(self, record: BatchRecord, seconds: float, window: Window) -> None:
+    def _count(self, record: BatchRecord, seconds: float, window: SamplerWindow) -> None:
         t = self.tally
         t.applied += record.applied
         t.skipped += not record.applied

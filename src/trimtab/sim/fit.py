@@ -1,4 +1,4 @@
-"""From a real run folder to a :class:`Measured` model, and to the figures that the model has to agree with.
+"""From a real run folder to a :class:`MeasuredModel`, and to the figures that the model has to agree with.
 
 Everything comes from files that telemetry writes anyway: ``metrics.jsonl`` (learner, publications, samplers) and ``rollouts/`` (when
 each rollout was started, finished and verified).
@@ -20,7 +20,7 @@ from trimtab.records import Group, Json, Rollout, Slot, StopReason, TrimtabError
 from trimtab.report import runfiles
 from trimtab.report.runfiles import Row, number, pair
 from trimtab.sim.figures import BatchFacts, Figures, figures
-from trimtab.sim.model import Measured, Member, Step
+from trimtab.sim.model import LearnerStep, MeasuredModel, SimRollout
 from trimtab.store import rollout_log
 from trimtab.telemetry.names import TIME_SHARES
 
@@ -29,7 +29,7 @@ AFTER = ("time/log", "time/checkpoint", "time/eval")  # of the learner, behind t
 _NOT_TRAINING = ("time/wait", "time/publish", "time/start", "time/other", *AFTER)
 
 
-def fit(folder: Path, warm: int = WARM) -> Measured:
+def fit(folder: Path, warm: int = WARM) -> MeasuredModel:
     """Groups and steps of a run of the local runtime, without those of the first ``warm`` batches.
 
     The time of a decode step is that of a rollout in its slot over its steps. What the swaps in the middle of it took is taken out,
@@ -54,11 +54,11 @@ def fit(folder: Path, warm: int = WARM) -> Measured:
     seconds = np.array([r.timing.finished - r.timing.started for _, r in timed])
     step_s = np.maximum(seconds - swap_s * swaps, 0.1 * seconds) / steps
     unseen = StopReason.LENGTH if config.rollout.truncated == "wrong" else None  # judged without a scorer
-    groups: dict[Slot, list[Member]] = {}
+    groups: dict[Slot, list[SimRollout]] = {}
     for (g, r), n, s in zip(timed, steps.tolist(), step_s.tolist(), strict=True):
         verdict_s = 0.0 if r.stop is unseen else _verdict_s(r.timing.verified - r.timing.finished, s)
-        groups.setdefault(g.slot, []).append(Member(r.actions, n, 0.0, verdict_s, r.score))
-    return Measured({slot: tuple(members) for slot, members in groups.items()}, np.repeat(step_s, steps), steps_at)
+        groups.setdefault(g.slot, []).append(SimRollout(r.actions, n, 0.0, verdict_s, r.score))
+    return MeasuredModel({slot: tuple(members) for slot, members in groups.items()}, np.repeat(step_s, steps), steps_at)
 
 
 def _verdict_s(seen_s: float, step_s: float) -> float:
@@ -95,10 +95,10 @@ def _rows(folder: Path, warm: int) -> list[Row]:
     return rows[warm:]
 
 
-def _step(row: Row) -> Step:
+def _step(row: Row) -> LearnerStep:
     train = sum(_of(row, name) for name in TIME_SHARES if name not in _NOT_TRAINING)
     after = sum(_of(row, name) for name in (*AFTER, "time/other"))
-    return Step(
+    return LearnerStep(
         train, _of(row, "time/publish"), after, _of(row, "publish/stage"), _of(row, "publish/pause"), row.get("applied") is not False
     )
 

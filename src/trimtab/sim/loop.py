@@ -29,8 +29,8 @@ from trimtab.rollout.worker import PULSE_S
 from trimtab.runtime.build import make_pool
 from trimtab.runtime.controller import TICK_S
 from trimtab.sim.figures import BatchFacts, Figures, figures
-from trimtab.sim.model import Model, Step
-from trimtab.sim.sampler import Process, Sampler
+from trimtab.sim.model import LearnerStep, Model
+from trimtab.sim.sampler import Process, SimSampler
 
 PROMPTS = 100_000  # rows of the simulated task, unless said otherwise
 TURN_S = 0.0015  # from a message to the controller's answer: a socket each way, and an interpreter that it shares with the learner
@@ -77,7 +77,7 @@ class _Loop:
         self._groups, self._steps, *of_samplers = (np.random.default_rng([seed, i]) for i in range(2 + runtime.workers))
         most = config.rollout.held_batches * config.rollout.prompts_per_batch
         self._samplers = [
-            Sampler(self._env, f"worker-{i}", config.engine.slots, most, model, self._deliver, rng) for i, rng in enumerate(of_samplers)
+            SimSampler(self._env, f"worker-{i}", config.engine.slots, most, model, self._deliver, rng) for i, rng in enumerate(of_samplers)
         ]
         self._arrival = self._env.event()
         self._published: simpy.Event = self._env.event()
@@ -168,7 +168,7 @@ class _Loop:
             if len(self._batches) == self._most_batches:
                 return
 
-    def _publish(self, version: int, step: Step) -> None:
+    def _publish(self, version: int, step: LearnerStep) -> None:
         """Stage everywhere, then commit everywhere; every sampler answers at a step boundary of its own."""
         self._published = self._env.event()
         left = {"stage": len(self._samplers), "commit": len(self._samplers)}

@@ -20,7 +20,7 @@ from trimtab.records import Slot
 Rng = np.random.Generator
 
 
-class Member(NamedTuple):
+class SimRollout(NamedTuple):
     """One rollout: ``tokens`` spread evenly over the decode ``steps`` in which it holds a slot.
 
     It keeps the slot until ``hold_s`` after its start, where that is later; its verdict is there ``verify_s`` after its end.
@@ -33,7 +33,7 @@ class Member(NamedTuple):
     score: float = 1.0
 
 
-class Step(NamedTuple):
+class LearnerStep(NamedTuple):
     """One batch at the learner: busy for ``train_s``, then, where a step was ``applied``, ``publish_s``, then ``after_s``.
 
     A sampler stands still for ``stage_s`` at its first step boundary after that, and for ``pause_s`` at its first one after all
@@ -51,12 +51,12 @@ class Step(NamedTuple):
 class Model(Protocol):
     """Answers depend on the arguments alone, ``rng`` included."""
 
-    def group(self, rng: Rng, slot: Slot, members: int) -> Sequence[Member]: ...
+    def group(self, rng: Rng, slot: Slot, members: int) -> Sequence[SimRollout]: ...
     def decode_s(self, rng: Rng) -> float:
         """Seconds of one decode step."""
         ...
 
-    def step(self, rng: Rng, batch: int) -> Step: ...
+    def step(self, rng: Rng, batch: int) -> LearnerStep: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,35 +96,35 @@ class Given:
     correct: float = 0.5  # share of rollouts with score 1
     applied: float = 1.0  # share of batches that are a step
 
-    def group(self, rng: Rng, slot: Slot, members: int) -> list[Member]:
+    def group(self, rng: Rng, slot: Slot, members: int) -> list[SimRollout]:
         return [self._member(rng) for _ in range(members)]
 
-    def _member(self, rng: Rng) -> Member:
+    def _member(self, rng: Rng) -> SimRollout:
         tokens = max(1, round(self.tokens.draw(rng)))
         steps = round(tokens * max(1.0, self.stretch.draw(rng)))
-        return Member(tokens, steps, self.hold_s.draw(rng), self.verify_s, float(rng.random() < self.correct))
+        return SimRollout(tokens, steps, self.hold_s.draw(rng), self.verify_s, float(rng.random() < self.correct))
 
     def decode_s(self, rng: Rng) -> float:
         return self.step_s
 
-    def step(self, rng: Rng, batch: int) -> Step:
+    def step(self, rng: Rng, batch: int) -> LearnerStep:
         train = self.train_s.draw(rng)
-        return Step(train, self.publish_s, self.after_s, self.stage_s, self.pause_s, bool(rng.random() < self.applied))
+        return LearnerStep(train, self.publish_s, self.after_s, self.stage_s, self.pause_s, bool(rng.random() < self.applied))
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MeasuredModel:
     """Whole groups and whole batches of a real run, and its decode steps, drawn with replacement.
 
     ``replay``: a slot and a batch of that run get what they had there, so that model and run differ in the loop, not in luck.
     """
 
-    groups: Mapping[Slot, tuple[Member, ...]]
+    groups: Mapping[Slot, tuple[SimRollout, ...]]
     decode: npt.NDArray[np.float64]
-    steps: Mapping[int, Step]
+    steps: Mapping[int, LearnerStep]
     replay: bool = True
 
-    def group(self, rng: Rng, slot: Slot, members: int) -> list[Member]:
+    def group(self, rng: Rng, slot: Slot, members: int) -> list[SimRollout]:
         known = self.groups.get(slot) if self.replay else None
         drawn = known or list(self.groups.values())[int(rng.integers(len(self.groups)))]
         return [drawn[i % len(drawn)] for i in range(members)]
@@ -132,6 +132,6 @@ class Measured:
     def decode_s(self, rng: Rng) -> float:
         return float(self.decode[int(rng.integers(len(self.decode)))])
 
-    def step(self, rng: Rng, batch: int) -> Step:
+    def step(self, rng: Rng, batch: int) -> LearnerStep:
         known = self.steps.get(batch) if self.replay else None
         return known or list(self.steps.values())[int(rng.integers(len(self.steps)))]

@@ -18,7 +18,7 @@ import simpy
 
 from trimtab.pool.results import Ticket
 from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason
-from trimtab.sim.model import Member, Model, Rng
+from trimtab.sim.model import Model, Rng, SimRollout
 
 Process = Generator[simpy.Event, object, None]
 FORGETTING = 0.5  # sigma of the log-normal noise on the drift of an interrupted rollout
@@ -33,10 +33,10 @@ class _Group:
 
 
 @dataclass(slots=True, eq=False)
-class _Row:
+class _SimRow:
     group: _Group
     member: int
-    what: Member
+    what: SimRollout
     first: int  # the step that samples its first token
     begun: float
 
@@ -49,7 +49,7 @@ class _Message:
     done: Callable[[], None]
 
 
-class Sampler:
+class SimSampler:
     """``deliver(name, group)`` is called when a group is whole and verified. ``most``: groups it may hold."""
 
     def __init__(
@@ -58,8 +58,8 @@ class Sampler:
         self.env, self.name, self._slots, self._most, self._model, self._deliver, self._rng = env, name, slots, most, model, deliver, rng
         self.held = 0  # the version it serves
         self._outstanding = 0
-        self._queue: deque[tuple[_Group, int, Member]] = deque()
-        self._rows: dict[int, list[_Row]] = {}  # by the step that samples their last token
+        self._queue: deque[tuple[_Group, int, SimRollout]] = deque()
+        self._rows: dict[int, list[_SimRow]] = {}  # by the step that samples their last token
         self._taken = 0  # slots
         self._messages: deque[_Message] = deque()
         self._steps = 0
@@ -75,7 +75,7 @@ class Sampler:
     def room(self) -> int:
         return self._most - self._outstanding
 
-    def assign(self, ticket: Ticket, members: Sequence[Member]) -> None:
+    def assign(self, ticket: Ticket, members: Sequence[SimRollout]) -> None:
         self._charge()
         self._outstanding += 1
         group = _Group(ticket, len(members))
@@ -156,9 +156,9 @@ class Sampler:
         while self._queue and self._taken < self._slots:
             group, i, what = self._queue.popleft()
             self._taken += 1
-            self._rows.setdefault(self._steps + what.steps - 1, []).append(_Row(group, i, what, self._steps, self.env.now))
+            self._rows.setdefault(self._steps + what.steps - 1, []).append(_SimRow(group, i, what, self._steps, self.env.now))
 
-    def _decoded(self, row: _Row) -> None:
+    def _decoded(self, row: _SimRow) -> None:
         rollout = self._rollout(row)
         held = row.begun + row.what.hold_s - self.env.now
         if held <= 0:
@@ -166,12 +166,12 @@ class Sampler:
         else:
             self.env.process(self._hold(row, rollout, held))
 
-    def _hold(self, row: _Row, rollout: Rollout, seconds: float) -> Process:
+    def _hold(self, row: _SimRow, rollout: Rollout, seconds: float) -> Process:
         yield self.env.timeout(seconds)
         self._see(partial(self._finished, row, rollout))
         self._notify()
 
-    def _finished(self, row: _Row, rollout: Rollout) -> None:
+    def _finished(self, row: _SimRow, rollout: Rollout) -> None:
         self._taken -= 1
         group = row.group
         group.rollouts.append(rollout)
@@ -196,7 +196,7 @@ class Sampler:
         self._deliver(self.name, Group(slot=t.slot, prompt=t.prompt, attempt=t.attempt, seed=0, task="sim", source="", rollouts=rollouts))
 
     # ------------------------------------------------------------------------------------------------ what it said
-    def _rollout(self, row: _Row) -> Rollout:
+    def _rollout(self, row: _SimRow) -> Rollout:
         n, steps = row.what.tokens, row.what.steps
         at = row.first + np.arange(n) * steps // n
         begin = bisect_right(self._commits, (row.first, self.held)) - 1

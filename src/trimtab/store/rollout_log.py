@@ -2,7 +2,7 @@
 
 Entries gather in memory and are written as one small file, atomically, every ``CHUNK`` batches and at each ``flush``. The run
 flushes before it saves a checkpoint, so a crash loses only entries of batches after the checkpoint, which are trained anew.
-Files are ``NNNNNN.parquet`` in the order of writing: the columns of :mod:`trimtab.store.codec` after those of :class:`Entry`.
+Files are ``NNNNNN.parquet`` in the order of writing: the columns of :mod:`trimtab.store.codec` after those of :class:`LoggedGroups`.
 """
 
 from collections.abc import Container, Iterator, Sequence
@@ -26,7 +26,7 @@ _KEYS = ("batch", "version", "trained", "reason")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class LoggedGroups:
     """Groups that reached the learner together: trained in batch number ``batch`` at ``version``, or let go then, and why."""
 
     batch: int
@@ -42,7 +42,7 @@ class RolloutLog:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._next = 1 + max((int(p.stem) for p in _files(folder)), default=-1)
-        self._waiting: list[Entry] = []
+        self._waiting: list[LoggedGroups] = []
         self._tokens = 0
 
     def append(self, batch: int, version: int, groups: Sequence[Group], *, trained: bool = True, reason: str = "") -> None:
@@ -51,7 +51,7 @@ class RolloutLog:
         Raises:
             TrimtabError: a file was due and could not be written.
         """
-        self._waiting.append(Entry(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(groups)))
+        self._waiting.append(LoggedGroups(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(groups)))
         self._tokens += sum(len(s.tokens) for g in groups for r in g.rollouts for s in r.segments)
         if batch - self._waiting[0].batch >= CHUNK - 1 or self._tokens >= _TOKENS:
             self.flush()
@@ -76,7 +76,7 @@ class RolloutLog:
         self.flush()
 
 
-def read(folder: Path, batches: Container[int] | None = None) -> Iterator[Entry]:
+def read(folder: Path, batches: Container[int] | None = None) -> Iterator[LoggedGroups]:
     """The logged entries in order of writing, of all batches or of those named."""
     for path in _files(folder):
         table = pq.read_table(path)
@@ -85,7 +85,7 @@ def read(folder: Path, batches: Container[int] | None = None) -> Iterator[Entry]
         keys = zip(*(group_column(table, key) for key in _KEYS), strict=True)
         for key, pairs in groupby(zip(keys, table_to_groups(table), strict=True), key=lambda pair: pair[0]):
             batch, version, trained, reason = key
-            yield Entry(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(group for _, group in pairs))
+            yield LoggedGroups(batch=batch, version=version, trained=trained, reason=reason, groups=tuple(group for _, group in pairs))
 
 
 def last_batch(folder: Path) -> int | None:

@@ -15,7 +15,7 @@ from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
 
 
-class Ess(Detector[opt.EssOptions]):
+class EssCollapse(Detector[opt.EssOptions]):
     """The batch is carried by few rollouts: mean ESS below half of its best window, or below a floor."""
 
     name = "ess"
@@ -58,7 +58,7 @@ class RatioP99(Detector[opt.RatioP99Options]):
         return Finding(f"the 99th percentile of the raw ratios {found}", evidence)
 
 
-class Truncation(Detector[opt.TruncationOptions]):
+class Truncation(Detector[opt.TruncationWatchOptions]):
     """More and more rollouts run into the token limit."""
 
     name = "truncation"
@@ -203,7 +203,7 @@ class Detectors:
     def __init__(self, options: opt.DetectorOptions) -> None:
         every: list[Detector[opt.WatchOptions]] = [
             Nonfinite(options.nonfinite),
-            Ess(options.ess),
+            EssCollapse(options.ess),
             RatioP99(options.ratio_p99),
             Truncation(options.truncation),
             Length(options.length),

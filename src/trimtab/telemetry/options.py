@@ -33,7 +33,7 @@ class RatioP99Options(WatchOptions):
     spike: float = Field(default=50.0, gt=1, description="alarm where one batch is above this")
 
 
-class TruncationOptions(WatchOptions):
+class TruncationWatchOptions(WatchOptions):
     window: int = Field(default=10, ge=1, description="batches averaged")
     rise: float = Field(default=0.1, gt=0, le=1, description="alarm this much above the lowest window so far")
 
@@ -81,7 +81,7 @@ class DetectorOptions(_Options):
 
     ess: EssOptions = EssOptions()
     ratio_p99: RatioP99Options = RatioP99Options()
-    truncation: TruncationOptions = TruncationOptions()
+    truncation: TruncationWatchOptions = TruncationWatchOptions()
     length: LengthOptions = LengthOptions()
     entropy: EntropyOptions = EntropyOptions()
     kl: KlOptions = KlOptions()

@@ -18,7 +18,7 @@ from enum import StrEnum
 from trimtab.records import StoppedByRule, Version
 
 
-class Phase(StrEnum):
+class PublicationPhase(StrEnum):
     STAGING = "staging"
     COMMITTING = "committing"
     DONE = "done"
@@ -44,7 +44,7 @@ class Publication:
 
     def __init__(self, version: Version, digest: str, replicas: Iterable[str], now: float, deadline: float) -> None:
         self.version, self.digest = version, digest
-        self.phase: Phase = Phase.STAGING
+        self.phase: PublicationPhase = PublicationPhase.STAGING
         self._quorum = set(replicas)
         self._due: frozenset[str] = frozenset()
         self._started, self._deadline, self._finished = now, deadline, now
@@ -59,7 +59,7 @@ class Publication:
 
     @property
     def under_way(self) -> bool:
-        return self.phase in (Phase.STAGING, Phase.COMMITTING)
+        return self.phase in (PublicationPhase.STAGING, PublicationPhase.COMMITTING)
 
     @property
     def times(self) -> Times:
@@ -67,10 +67,10 @@ class Publication:
 
     def staged(self, replica: str, digest: str, seconds: float, now: float) -> None:
         """A replica has staged bytes with this digest. Raises :class:`PublishError` where they are not the source's."""
-        if self.phase is not Phase.STAGING or replica not in self._quorum:
+        if self.phase is not PublicationPhase.STAGING or replica not in self._quorum:
             return
         if digest != self.digest:
-            self.phase = Phase.ABORTED
+            self.phase = PublicationPhase.ABORTED
             raise PublishError(
                 f"publication of version {self.version.number}: {replica} staged bytes with digest {digest[:12]}, the learner sent "
                 f"{self.digest[:12]}; the old version serves on, check the transport"
@@ -80,7 +80,7 @@ class Publication:
 
     def committed(self, replica: str, pause: float, now: float) -> None:
         """A replica serves the version; ``pause`` is how long its generation stood still."""
-        if self.phase is Phase.COMMITTING and replica in self._quorum:
+        if self.phase is PublicationPhase.COMMITTING and replica in self._quorum:
             self._committed[replica] = pause
             self._settle(now)
 
@@ -91,9 +91,9 @@ class Publication:
 
     def joined(self, replica: str) -> bool:
         """A replica that has come up stages with the others, as long as they do; False where it is too late for that."""
-        if self.phase is Phase.STAGING:
+        if self.phase is PublicationPhase.STAGING:
             self._quorum.add(replica)
-        return self.phase is Phase.STAGING
+        return self.phase is PublicationPhase.STAGING
 
     def lost(self, replica: str, now: float) -> None:
         """A replica has died: it no longer counts."""
@@ -106,16 +106,16 @@ class Publication:
         """Abort where the deadline has passed: :class:`PublishError` names who has not answered."""
         if not self.under_way or now <= self._deadline:
             return
-        staging = self.phase is Phase.STAGING
+        staging = self.phase is PublicationPhase.STAGING
         missing = ", ".join(sorted(self._quorum - (self._staged if staging else self._committed).keys()))
-        self.phase = Phase.ABORTED
+        self.phase = PublicationPhase.ABORTED
         raise PublishError(
             f"publication of version {self.version.number}: no answer to {'stage' if staging else 'commit'} from {missing} within "
             f"{self._deadline - self._started:g} s{'; the old version serves on' if staging else ''}"
         )
 
     def _settle(self, now: float) -> None:
-        if self.phase is Phase.STAGING and self._quorum <= self._staged.keys():
-            self.phase, self._due = Phase.COMMITTING, self.replicas
-        if self.phase is Phase.COMMITTING and self._quorum <= self._committed.keys():
-            self.phase, self._finished = Phase.DONE, now
+        if self.phase is PublicationPhase.STAGING and self._quorum <= self._staged.keys():
+            self.phase, self._due = PublicationPhase.COMMITTING, self.replicas
+        if self.phase is PublicationPhase.COMMITTING and self._quorum <= self._committed.keys():
+            self.phase, self._finished = PublicationPhase.DONE, now

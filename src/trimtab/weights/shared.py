@@ -21,7 +21,7 @@ ALIGN = 64  # bytes; a cache line, and enough for every dtype
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorPlace:
     """Where one tensor lies in a block."""
 
     name: str
@@ -31,20 +31,20 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class WeightLayout:
     """The tensors of a block, in order of name, and its size in bytes."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[TensorPlace, ...]
     size: int
 
     @staticmethod
-    def of(weights: Mapping[str, Tensor]) -> Layout:
+    def of(weights: Mapping[str, Tensor]) -> WeightLayout:
         entries, offset = [], 0
         for name in sorted(weights):
             tensor = weights[name]
-            entries.append(Entry(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
+            entries.append(TensorPlace(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
             offset += -(-tensor.numel() * tensor.element_size() // ALIGN) * ALIGN
-        return Layout(tuple(entries), max(offset, ALIGN))
+        return WeightLayout(tuple(entries), max(offset, ALIGN))
 
 
 def _anonymous(size: int) -> int:
@@ -63,14 +63,14 @@ class SharedBlocks:
 
     BLOCKS = 2
 
-    def __init__(self, fd: int, layout: Layout) -> None:
+    def __init__(self, fd: int, layout: WeightLayout) -> None:
         self._fd, self.layout = fd, layout
         self._map = mmap.mmap(fd, layout.size * self.BLOCKS)
         self._views = [self._map_block(i) for i in range(self.BLOCKS)]
 
     @staticmethod
     def create(weights: Mapping[str, Tensor]) -> SharedBlocks:
-        layout = Layout.of(weights)
+        layout = WeightLayout.of(weights)
         return SharedBlocks(_anonymous(layout.size * SharedBlocks.BLOCKS), layout)
 
     @property
@@ -88,7 +88,7 @@ class SharedBlocks:
 
     def write(self, block: int, weights: Mapping[str, Tensor]) -> None:
         """Copy all tensors into a block; names, shapes or dtypes other than the layout's are an error before anything is written."""
-        layout = Layout.of(weights)
+        layout = WeightLayout.of(weights)
         if layout != self.layout:
             names = sorted({e.name for e in set(layout.entries) ^ set(self.layout.entries)})
             raise ValueError(f"weights differ from the layout in {', '.join(names)}")

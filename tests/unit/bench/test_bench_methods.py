@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from trimtab.bench import bench_methods
-from trimtab.bench.bench_methods import CRITIC, PLAIN, Meter
+from trimtab.bench.bench_methods import CRITIC, PLAIN, CpuMeter
 from trimtab.bench.bench_norms import Size, model_of
 from trimtab.bench.pool_cost import pooled
 from trimtab.control.points import Point
@@ -33,7 +33,7 @@ def test_methods_of_the_pool_are_timed_on_their_own(name: str) -> None:
 
 
 def test_a_meter_counts_the_time_inside_calls_alone() -> None:
-    method, meter = build("norm_clip", {}), Meter()
+    method, meter = build("norm_clip", {}), CpuMeter()
     meter.watch(method)
     assert meter.seconds == 0.0
     sum(range(100_000))

@@ -14,7 +14,7 @@ from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Completion, Request
 from trimtab.engines.rows import Rows
 from trimtab.engines.torch_engine import TorchEngine
-from trimtab.engines.waiting import Ready
+from trimtab.engines.waiting import ReadyRequest
 from trimtab.records import Sampling, Segment, StopReason, TrimtabError
 
 EOS = 2
@@ -173,7 +173,7 @@ def test_a_rollout_begins_with_the_step_that_computes_its_prompt(monkeypatch: py
     engine = TorchEngine(tiny_policy(), TorchEngineOptions(slots=4))
     take = engine._waiting.take
 
-    def slowly(wanted: int) -> list[Ready]:
+    def slowly(wanted: int) -> list[ReadyRequest]:
         time.sleep(0.05)
         return take(wanted)
 

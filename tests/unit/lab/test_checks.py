@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from trimtab.lab.checks import Bound, Check, Finding, verdict
+from trimtab.lab.checks import Bound, Check, CheckResult, verdict
 from trimtab.lab.results import CellName, Results
 
 CELLS = [CellName(arm, {"lag": lag}, arm) for lag in (0, 64) for arm in ("tis", "vcpo", "b0")]
@@ -106,11 +106,11 @@ def test_a_mean_of_fewer_seeds_says_so() -> None:
     assert found.compared == ("b0: 0 of 3 seeds have it, never is not <= 50",)
 
 
-def claim(holds: bool | None, control: bool = False, decisive: bool = False) -> Finding:
-    return Finding("", "not run" if holds is None else "holds" if holds else "fails", control, decisive, ())
+def claim(holds: bool | None, control: bool = False, decisive: bool = False) -> CheckResult:
+    return CheckResult("", "not run" if holds is None else "holds" if holds else "fails", control, decisive, ())
 
 
-NO_CASE = Finding("", "no case", False, False, ())
+NO_CASE = CheckResult("", "no case", False, False, ())
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ NO_CASE = Finding("", "no case", False, False, ())
         ([], "not judged"),
     ],
 )
-def test_verdict(findings: list[Finding], wanted: str) -> None:
+def test_verdict(findings: list[CheckResult], wanted: str) -> None:
     assert verdict(findings) == wanted
 
 

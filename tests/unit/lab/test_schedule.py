@@ -13,7 +13,7 @@ from support.laboratory import Watching
 from trimtab.config.load import load
 from trimtab.lab import schedule
 from trimtab.lab.results import CellName
-from trimtab.lab.schedule import Ended, Job, State, Task
+from trimtab.lab.schedule import CellTask, Ended, Job, State
 from trimtab.lab.store import Store
 
 CONFIG = load("quickstart", ["runtime.kind=lockstep"])
@@ -28,7 +28,7 @@ class Worker:
         self.connection = self
         self._said: list[int | Ended] = []
 
-    def send(self, task: Task) -> None:
+    def send(self, task: CellTask) -> None:
         folder = Path(task.folder)
         (folder / "metrics.jsonl").write_text('{"batch": 0, "time": 1.0, "metrics": {}}\n')
         type(self).meanwhile(folder.name.partition(".")[0])

@@ -35,7 +35,7 @@ def record(batch: int, at: float, accuracy: float = 0.0, **times: float) -> Batc
 def test_the_learners_floor() -> None:
     """What the learner has computed counts; what it has waited for, or slept last time, does not."""
     told: list[int] = []
-    clock = timed.Clock(timed.TimedOptions(learner_s=0.05), told.append)
+    clock = timed.TimedRunClock(timed.TimedOptions(learner_s=0.05), told.append)
     begun = time.perf_counter()
     clock.batch(record(0, 10.0, forward=0.03, wait=3.0, log=0.2), "")
     middle = time.perf_counter()
@@ -46,7 +46,7 @@ def test_the_learners_floor() -> None:
 
 
 def test_a_run_ends_by_the_clock() -> None:
-    clock = timed.Clock(timed.TimedOptions(seconds=5.0), lambda _: None)
+    clock = timed.TimedRunClock(timed.TimedOptions(seconds=5.0), lambda _: None)
     clock.batch(record(0, 102.0, wait=1.0, forward=1.0, start=60.0, eval=9.0), "")  # began at 100
     clock.batch(record(1, 104.9), "")
     with pytest.raises(timed.Over, match="has had its 5 s"):
@@ -54,7 +54,7 @@ def test_a_run_ends_by_the_clock() -> None:
 
 
 def test_a_run_ends_where_it_has_arrived() -> None:
-    clock = timed.Clock(timed.TimedOptions(reach=0.5, window=2), lambda _: None)
+    clock = timed.TimedRunClock(timed.TimedOptions(reach=0.5, window=2), lambda _: None)
     clock.batch(record(0, 1.0, 0.9), "")  # a window is whole or nothing
     clock.batch(record(1, 2.0, 0.0), "")
     clock.batch(record(2, 3.0, 1.0), "")  # at it is not past it: the measure would not see a crossing
@@ -94,7 +94,7 @@ def test_versus_another_arm() -> None:
 def test_curves_over_seconds() -> None:
     cells = [CellName("sync", {}, "sync"), CellName("async", {}, "async")]
     two = {"sync": [made({A: [0.1, 0.5, 0.9]})], "async": [made({A: [0.2] * 9}), made({A: [0.4] * 7})]}
-    figure = spec.Curves(kind="curves", name="c", title="t", over="seconds", smooth=1, panels=(spec.Panel(metric=A),))
+    figure = spec.Curves(kind="curves", name="c", title="t", over="seconds", smooth=1, panels=(spec.PanelSpec(metric=A),))
     x, y = curves._over_seconds(figure.panels[0], figure, [(r, 0) for r in two["async"]])
     assert x[-1] == 4.5
     assert y[1][x > 4.2].tolist() == pytest.approx([math.nan] * int((x > 4.2).sum()), nan_ok=True)

@@ -10,7 +10,7 @@ import pytest
 
 from support import runs
 from trimtab.lab import worker
-from trimtab.lab.schedule import Ended, Task
+from trimtab.lab.schedule import CellTask, Ended
 from trimtab.records import Json
 
 RUNNER = """
@@ -25,7 +25,7 @@ def ended(folder: Path, runner: str, **tables: dict[str, Json]) -> Ended:
     (folder / "cell").mkdir()
     ours, theirs = Pipe()
     with ours, theirs:
-        return worker._run(Task(str(folder / "cell"), runner, {}, config.model_dump(mode="json")), theirs)
+        return worker._run(CellTask(str(folder / "cell"), runner, {}, config.model_dump(mode="json")), theirs)
 
 
 def test_a_detectors_stop_is_a_result_and_a_starved_run_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trimtab.control.protocol import Notes, PoolView
-from trimtab.pool.columns import Columns
-from trimtab.pool.ledger import Entry, SlotState
+from trimtab.pool.columns import WaitingColumns
+from trimtab.pool.ledger import LiveSlot, SlotState
 from trimtab.pool.measure import measure
 from trimtab.records import Outcome, Slot
 
@@ -33,13 +33,13 @@ def literal(rows, now, want):
 @given(st.lists(st.integers(0, 4), max_size=15), st.integers(0, 2**32))
 def test_any_coming_and_going(make_group, steps, seed):
     draw = np.random.default_rng(seed)
-    columns, rows, serial = Columns(), [], 0
+    columns, rows, serial = WaitingColumns(), [], 0
     for step in steps:
         for _ in range(int(draw.integers(0, 20))):
             members = [draw.integers(0, 3, draw.integers(1, 4)).cumsum().tolist() for _ in range(3)]
             group = make_group(Slot(0, serial), members, outcomes=draw.choice([Outcome.WRONG, Outcome.CORRECT], 3).tolist())
             scored = [replace(r, forgetting=draw.choice([None, 0.0, 0.25])) for r in group.rollouts]
-            entry = Entry(Slot(0, serial), 0, serial * 7 % 1000, state=SlotState.WAITING, entered=9, arrival=serial)
+            entry = LiveSlot(Slot(0, serial), 0, serial * 7 % 1000, state=SlotState.WAITING, entered=9, arrival=serial)
             rows.append((entry, measure(replace(group, rollouts=tuple(scored)))))
             columns.add(*rows[-1])
             serial += 1

@@ -3,7 +3,7 @@
 import pytest
 
 from trimtab.control.protocol import Selection
-from trimtab.pool.results import Finished, Formed, LetGo, Ticket, Waiting
+from trimtab.pool.results import Finished, Formed, LetGo, NotYet, Ticket
 from trimtab.records import Slot, TrimtabError
 
 
@@ -51,7 +51,7 @@ def test_ready_takes_arrivals_until_a_straggler_must_come(make_pool, admit_all, 
         deliver(pool, ticket)
     deliver(pool, tickets[2])
     waiting = pool.form()  # 4 and 5 are here, but version 0 has no place after this batch
-    assert isinstance(waiting, Waiting)
+    assert isinstance(waiting, NotYet)
     assert [(s.slot.index, s.worker, s.charge) for s in waiting.stragglers] == [(0, "w", 0)]
     deliver(pool, tickets[0])
     formed = advance(pool)
@@ -88,7 +88,7 @@ def test_fifo_goes_by_first_token_not_by_admission(make_pool, deliver):
 
 def test_waiting_says_what_is_missing(make_pool, admit_all, deliver):
     pool = make_pool(max_lag=0)
-    assert pool.form() == Waiting((), 2, "2 more groups to be admitted")
+    assert pool.form() == NotYet((), 2, "2 more groups to be admitted")
     ticket = pool.admit("w", 0, 0.0)
     assert pool.form().why == "(0, 0) at w and 1 more groups to be admitted"
     pool.lost("w")

@@ -11,7 +11,7 @@ import torch
 from trimtab.engines.digest import weights_digest
 from trimtab.records import Version
 from trimtab.rollout.messages import Commit, Committed, Stage, Staged
-from trimtab.runtime.crew import Crew, Member
+from trimtab.runtime.crew import Crew, CrewMember
 from trimtab.runtime.publisher import Publisher
 from trimtab.weights.publish import PublishError
 from trimtab.weights.shared import SharedBlocks
@@ -21,22 +21,22 @@ from trimtab.weights.shared import SharedBlocks
 class Post:
     """A crew that keeps the letters: ``sent[name]`` is what a worker was told."""
 
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, CrewMember] = field(default_factory=dict)
     sent: dict[str, list[str]] = field(default_factory=dict)
 
     def __iter__(self):
         return iter(self.members.values())
 
-    def get(self, name: str) -> Member | None:
+    def get(self, name: str) -> CrewMember | None:
         return self.members.get(name)
 
-    def send(self, member: Member, message: object) -> None:
+    def send(self, member: CrewMember, message: object) -> None:
         assert isinstance(message, Stage | Commit)
         words = f"stage {message.version} from {message.block}" if isinstance(message, Stage) else f"commit {message.version}"
         self.sent.setdefault(member.name, []).append(words)
 
-    def up(self, name: str) -> Member:
-        member = self.members[name] = Member(name, cast("object", None), 0.0, ready=True)  # type: ignore[arg-type]
+    def up(self, name: str) -> CrewMember:
+        member = self.members[name] = CrewMember(name, cast("object", None), 0.0, ready=True)  # type: ignore[arg-type]
         return member
 
 

@@ -15,7 +15,7 @@ from trimtab.config.load import load
 from trimtab.engines.options import LatencyEngineOptions
 from trimtab.records import Group, Json, Slot, StopReason, Timing, TrimtabError
 from trimtab.sim.fit import fit, measured
-from trimtab.sim.model import Member, Step
+from trimtab.sim.model import LearnerStep, SimRollout
 from trimtab.store import rollout_log
 from trimtab.store.rollout_log import RolloutLog
 
@@ -53,9 +53,9 @@ def test_times_of_a_run(tmp_path: Path) -> None:
     assert sorted(model.groups) == [Slot(0, 1), Slot(0, 2), Slot(0, 3)]
     step = (0.8 - 0.2) / 4
     # A verdict that was seen after the second step had come at its beginning at the earliest.
-    assert model.groups[Slot(0, 2)] == (Member(4, 4, 0.0, pytest.approx(1.1 * step), 1.0),) * 2
+    assert model.groups[Slot(0, 2)] == (SimRollout(4, 4, 0.0, pytest.approx(1.1 * step), 1.0),) * 2
     assert model.decode == pytest.approx(np.full(3 * 2 * 4, step))
-    assert model.steps[1] == pytest.approx(Step(0.75, 0.125, 0.125, 0.1, 0.1, True))
+    assert model.steps[1] == pytest.approx(LearnerStep(0.75, 0.125, 0.125, 0.1, 0.1, True))
     assert not model.steps[3].applied
     rng = np.random.default_rng(0)
     assert model.group(rng, Slot(0, 2), 2) == list(model.groups[Slot(0, 2)])

@@ -14,7 +14,7 @@ from trimtab.config.run import RunConfig
 from trimtab.records import Slot, TrimtabError
 from trimtab.sim.figures import figures
 from trimtab.sim.loop import Simulated, simulate
-from trimtab.sim.model import Given, LogNormal, Member, Model, Rng, Step
+from trimtab.sim.model import Given, LearnerStep, LogNormal, Model, Rng, SimRollout
 
 QUICK = {"learner.batches": 4, "rollout.prompts_per_batch": 1, "rollout.group_size": 1, "rollout.held_batches": 50, "engine.slots": 50}
 
@@ -36,16 +36,16 @@ def given_times(**times: object) -> Given:
 class Table(Model):
     """Members by index of the slot; every decode step a second."""
 
-    def __init__(self, tokens: Sequence[int], step: Step) -> None:
+    def __init__(self, tokens: Sequence[int], step: LearnerStep) -> None:
         self._tokens, self._step = tokens, step
 
-    def group(self, rng: Rng, slot: Slot, members: int) -> list[Member]:
-        return [Member(self._tokens[slot.index], self._tokens[slot.index])] * members
+    def group(self, rng: Rng, slot: Slot, members: int) -> list[SimRollout]:
+        return [SimRollout(self._tokens[slot.index], self._tokens[slot.index])] * members
 
     def decode_s(self, rng: Rng) -> float:
         return 1.0
 
-    def step(self, rng: Rng, batch: int) -> Step:
+    def step(self, rng: Rng, batch: int) -> LearnerStep:
         return self._step
 
 
@@ -76,7 +76,7 @@ def test_one_step_ahead() -> None:
 
 def test_a_rollout_that_spans_versions() -> None:
     """Two slots, one long and three short rollouts of 2 tokens: versions are committed while the long one decodes."""
-    run = simulate(config(max_lag=8, depth=8, engine__slots=2, batches=4), Table([9, 2, 2, 2], Step(0.25)))
+    run = simulate(config(max_lag=8, depth=8, engine__slots=2, batches=4), Table([9, 2, 2, 2], LearnerStep(0.25)))
     # The short ones end at 2, 4 and 6; each is trained a quarter of a second later, staged at 3, 5, 7 and swapped in at 4, 6, 8.
     last = run.batches[-1]
     assert last.tokens == 9
@@ -117,10 +117,10 @@ def test_a_verdict_is_seen_after_the_step_in_hand() -> None:
     """Two slots: the short rollout ends at 2, its verdict comes at 2.4 and is seen at 3; the long one's at 9.4, where nothing decodes."""
 
     class Judged(Table):
-        def group(self, rng: Rng, slot: Slot, members: int) -> list[Member]:
+        def group(self, rng: Rng, slot: Slot, members: int) -> list[SimRollout]:
             return [m._replace(verify_s=0.4) for m in super().group(rng, slot, members)]
 
-    run = simulate(config(max_lag=8, depth=1, engine__slots=2, batches=2), Judged([9, 2], Step(0.25)))
+    run = simulate(config(max_lag=8, depth=1, engine__slots=2, batches=2), Judged([9, 2], LearnerStep(0.25)))
     assert [b.end_s for b in run.batches] == pytest.approx([3.25, 9.65], abs=0.02)
 
 

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trimtab.records import Version
-from trimtab.weights.publish import Phase, Publication, PublishError
+from trimtab.weights.publish import Publication, PublicationPhase, PublishError
 
 GOOD, BAD = "a" * 32, "b" * 32
 NAMES = ("w0", "w1", "w2")
@@ -17,15 +17,15 @@ def publication(*replicas: str) -> Publication:
 
 def test_commits_are_due_once_and_only_when_every_digest_agrees() -> None:
     p = publication("w0", "w1")
-    assert (p.phase, p.due()) == (Phase.STAGING, frozenset())
+    assert (p.phase, p.due()) == (PublicationPhase.STAGING, frozenset())
     p.staged("w0", GOOD, 0.2, 101.0)
-    assert (p.phase, p.due()) == (Phase.STAGING, frozenset())
+    assert (p.phase, p.due()) == (PublicationPhase.STAGING, frozenset())
     p.staged("w1", GOOD, 0.3, 102.0)
-    assert (p.phase, p.due(), p.due()) == (Phase.COMMITTING, {"w0", "w1"}, frozenset())
+    assert (p.phase, p.due(), p.due()) == (PublicationPhase.COMMITTING, {"w0", "w1"}, frozenset())
     p.committed("w1", 0.01, 103.0)
     assert p.under_way
     p.committed("w0", 0.02, 104.0)
-    assert p.phase is Phase.DONE
+    assert p.phase is PublicationPhase.DONE
     assert (p.times.stage, p.times.pause, p.times.commit) == (0.3, 0.02, 4.0)  # the slowest replica's; start to last commit
 
 
@@ -35,7 +35,7 @@ def test_a_commit_that_nobody_asked_for_does_not_count() -> None:
     p.staged("w0", GOOD, 0.0, 102.0)
     p.staged("w1", GOOD, 0.0, 102.0)
     p.committed("w1", 0.0, 103.0)
-    assert p.phase is Phase.COMMITTING  # w0 has yet to answer the real one
+    assert p.phase is PublicationPhase.COMMITTING  # w0 has yet to answer the real one
 
 
 def test_another_digest_aborts_and_no_commit_is_ever_due() -> None:
@@ -45,7 +45,7 @@ def test_another_digest_aborts_and_no_commit_is_ever_due() -> None:
         p.staged("w1", BAD, 0.0, 102.0)
     p.staged("w1", GOOD, 0.0, 103.0)
     p.lost("w1", 104.0)
-    assert (p.phase, p.due()) == (Phase.ABORTED, frozenset())
+    assert (p.phase, p.due()) == (PublicationPhase.ABORTED, frozenset())
 
 
 @pytest.mark.parametrize("committing", [False, True])
@@ -59,7 +59,7 @@ def test_the_deadline_names_who_is_missing(committing: bool) -> None:
     step = "commit from w0, w2 within 10 s$" if committing else "stage from w0, w2 within 10 s; the old version serves on"
     with pytest.raises(PublishError, match=f"version 5: no answer to {step}"):
         p.expire(110.1)
-    assert p.phase is Phase.ABORTED
+    assert p.phase is PublicationPhase.ABORTED
     p.expire(999.0)  # said once
 
 
@@ -68,18 +68,18 @@ def test_a_lost_replica_leaves_the_quorum() -> None:
     p.staged("w0", GOOD, 0.0, 101.0)
     p.staged("w1", GOOD, 0.0, 101.0)
     p.lost("w2", 102.0)
-    assert (p.phase, p.replicas) == (Phase.COMMITTING, {"w0", "w1"})
+    assert (p.phase, p.replicas) == (PublicationPhase.COMMITTING, {"w0", "w1"})
     p.lost("w1", 103.0)  # died before it could be told
     assert p.due() == {"w0"}
     p.committed("w0", 0.0, 104.0)
-    assert p.phase is Phase.DONE
+    assert p.phase is PublicationPhase.DONE
 
 
 def test_without_replicas_it_is_done_at_once() -> None:
-    assert publication().phase is Phase.DONE
+    assert publication().phase is PublicationPhase.DONE
     p = publication("w0")
     p.lost("w0", 101.0)
-    assert p.phase is Phase.DONE
+    assert p.phase is PublicationPhase.DONE
 
 
 def test_a_newcomer_joins_while_the_others_stage_and_not_later() -> None:
@@ -105,7 +105,7 @@ def test_whatever_comes_in_whatever_order(events: list[tuple[str, str]], start: 
     for what, name in events:
         phase = p.phase
         if what in ("good", "bad"):
-            counts = phase is Phase.STAGING and name in alive
+            counts = phase is PublicationPhase.STAGING and name in alive
             if what == "bad" and counts:
                 with pytest.raises(PublishError):
                     p.staged(name, BAD, 0.0, 101.0)
@@ -115,14 +115,14 @@ def test_whatever_comes_in_whatever_order(events: list[tuple[str, str]], start: 
                 staged |= {name} if counts else set()
         elif what == "committed":
             p.committed(name, 0.0, 102.0)
-            committed |= {name} if phase is Phase.COMMITTING and name in alive else set()
+            committed |= {name} if phase is PublicationPhase.COMMITTING and name in alive else set()
         elif what == "lost":
             p.lost(name, 103.0)
             alive.discard(name)
             staged.discard(name)
             committed.discard(name)
         elif p.joined(name):
-            assert phase is Phase.STAGING
+            assert phase is PublicationPhase.STAGING
             alive.add(name)
         due = p.due()
         assert not due & told  # never told twice: by then it is too late to join again
@@ -131,8 +131,8 @@ def test_whatever_comes_in_whatever_order(events: list[tuple[str, str]], start: 
             assert due == alive <= staged
         told |= due
         if aborted:
-            assert p.phase is Phase.ABORTED
-        elif p.phase is Phase.DONE:
+            assert p.phase is PublicationPhase.ABORTED
+        elif p.phase is PublicationPhase.DONE:
             assert alive <= committed
         else:
             assert not alive <= committed or not alive  # nobody waits for answers that are in

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from trimtab.engines.digest import weights_digest
-from trimtab.weights.shared import ALIGN, Layout, SharedBlocks
+from trimtab.weights.shared import ALIGN, SharedBlocks, WeightLayout
 
 
 def tensors(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -57,7 +57,7 @@ def test_another_process_reads_what_was_written_block_by_block() -> None:
 
 
 def test_every_tensor_starts_on_its_own_cache_line() -> None:
-    layout = Layout.of(tensors())
+    layout = WeightLayout.of(tensors())
     assert [e.name for e in layout.entries] == ["a.gain", "b.weight", "c.scale"]
     assert [e.offset for e in layout.entries] == [0, ALIGN, 2 * ALIGN]
     assert layout.size == 3 * ALIGN

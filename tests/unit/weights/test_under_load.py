@@ -20,7 +20,7 @@ from trimtab.records import Group, Sampling, Segment, Slot, Version
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Committed, Done, Pulse, Ready, Staged, WorkerSpec
 from trimtab.rollout.options import RolloutOptions
-from trimtab.runtime.crew import Crew, Member
+from trimtab.runtime.crew import Crew, CrewMember
 from trimtab.runtime.publisher import Publisher
 from trimtab.tasks.options import JsonlOptions, VerifierOptions
 from trimtab.weights.shared import SharedBlocks
@@ -119,7 +119,7 @@ def test_two_hundred_publications_under_load(crew: tuple[Crew, SharedBlocks, Ver
             np.testing.assert_allclose(segment.behavior_logp[segment.action_mask][named == version], expected[named == version], atol=1e-4)
 
 
-def _hear(publisher: Publisher, member: Member, message: object, groups: list[Group]) -> None:
+def _hear(publisher: Publisher, member: CrewMember, message: object, groups: list[Group]) -> None:
     match message:
         case Ready(_, room):
             member.ready, member.room = True, room

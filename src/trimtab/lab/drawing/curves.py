@@ -71,7 +71,7 @@ def _aligned(figure: spec.Curves, cell: CellName, m: Material) -> list[_Placed]:
 
 
 def _panel(
-    ax: Axes, panel: spec.Panel, figure: spec.Curves, shown: Sequence[tuple[CellName, str, list[_Placed]]], looks: Mapping[str, Look]
+    ax: Axes, panel: spec.PanelSpec, figure: spec.Curves, shown: Sequence[tuple[CellName, str, list[_Placed]]], looks: Mapping[str, Look]
 ) -> None:
     if panel.log:
         ax.set_yscale("log")
@@ -114,7 +114,7 @@ def _shared(y: F64) -> slice:
     return slice(max(p[0] for p in places if len(p)), min(p[-1] for p in places if len(p)) + 1)
 
 
-def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
+def _over_batches(panel: spec.PanelSpec, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
     """Batches, and one row a run: trailing means, NaN where a run has no value."""
     smoothed = [(begin, _smoothed(panel, figure, run)) for run, begin in placed]
     low, high = min(b for b, _ in smoothed), max(b + len(y) for b, y in smoothed)
@@ -127,7 +127,7 @@ def _over_batches(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Plac
     return np.arange(low, high, dtype=np.float64), out
 
 
-def _over_seconds(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
+def _over_seconds(panel: spec.PanelSpec, figure: spec.Curves, placed: Sequence[_Placed]) -> tuple[F64, F64]:
     """Seconds of training, and one row a run: the last known trailing mean, NaN outside of the run."""
     ends = [(seconds(run), _smoothed(panel, figure, run)) for run, _ in placed]
     x = np.linspace(0.0, max(float(t[-1]) for t, _ in ends), POINTS)
@@ -139,7 +139,7 @@ def _over_seconds(panel: spec.Panel, figure: spec.Curves, placed: Sequence[_Plac
     return x, out
 
 
-def _smoothed(panel: spec.Panel, figure: spec.Curves, run: CellRun) -> F64:
+def _smoothed(panel: spec.PanelSpec, figure: spec.Curves, run: CellRun) -> F64:
     """Trailing means, of logarithms where the axis is logarithmic."""
     y = run.column(panel.metric)
     z = so_far(np.log(np.maximum(y, FLOOR)) if panel.log else y, figure.smooth)
