@@ -24,15 +24,11 @@ Everything a method can have is here once: typed options, a declaration of what 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trimtab.control.protocol import Method, MethodOptions, Refuse, State, Status, StepResult, StepView
+from trimtab.control.protocol import Composition, MethodOptions, Refuse, State, Status, StepMethod, StepResult, StepView
 from trimtab.records import Decision, TrimtabError
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
 
 class DriftBrakeOptions(MethodOptions):
@@ -41,7 +37,7 @@ class DriftBrakeOptions(MethodOptions):
     limit: float = Field(math.inf, gt=0, description="drift of one update from which on it is refused")
 
 
-class DriftBrake(Method):
+class DriftBrake(StepMethod):
     """lr <- lr min(1, tolerance / drift), drift a running mean over applied updates of mean_i |log pi/mu of rollout i|.
 
     Unlike ESS scaling it reads how far the policy has moved and not how unequal the weights are, and it remembers. Several updates per
@@ -64,7 +60,7 @@ class DriftBrake(Method):
         self._drift: float | None = None
         self._next: float | None = None
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         o = self.options
         if o.limit <= o.tolerance:
             raise TrimtabError.field("methods.drift_brake.limit", o.limit, f"choose it above tolerance = {o.tolerance}")

@@ -79,8 +79,8 @@ METHODS = (
         3,
         "the baseline of the batch is one a micro-batch",
         "methods/opob.py",
-        'self.whole_update = options.scope == "batch"',
-        "self.whole_update = False",
+        'whole_update=options.scope == "batch"',
+        "whole_update=False",
         "tests/unit/learner/test_credit_matrix.py::test_one_baseline_over_split_micro_batches",
     ),
     Mutant(

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from support.views import setting
 from trimtab import functional as F
 from trimtab.control.chain import Chain
-from trimtab.control.protocol import GroupStats, Method, Notes, Point, PoolView, StepView, Totals, View
+from trimtab.control.protocol import GroupStats, Method, NormCreditMethod, Notes, Point, PoolView, StepView, Totals, View
 from trimtab.control.registry import MethodEntry, build, method_class
 from trimtab.learner.gradient import ActorGradient
 from trimtab.records import Json, TrimtabError
@@ -175,11 +175,11 @@ def play(chain: Chain, view: View) -> Played:
     if added is not None:
         view.reward_N = added if view.reward_N is None else view.reward_N + added
         view.reward_R = view.reward_R + view.sum_R(added.double())
-    owner = chain.owner(Point.CREDIT)
-    if hasattr(owner, "unit"):
+    owner = chain.credit_owner
+    if isinstance(owner, NormCreditMethod):
         assert chain.unit(view, w).shape == view.behavior_N.shape
     kept = view.current_N
-    if owner.cadence.get(Point.CREDIT) == "batch":
+    if owner.cadence == "batch":
         view.current_N = view.proximal_N
     credit = chain.credit(view, w)
     view.current_N = kept

@@ -16,7 +16,7 @@ from support.rollouts import segment
 from support.tiny import tiny_policy
 from support.views import setting
 from trimtab.control.chain import Chain
-from trimtab.control.protocol import Keep, Method, Need, Skip
+from trimtab.control.protocol import GradientMethod, Keep, Need, Skip
 from trimtab.control.registry import ChainMember, MethodEntry
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
@@ -110,7 +110,7 @@ def behavior(r: Rollout) -> Tensor:
     return torch.from_numpy(np.concatenate([s.behavior_logp[s.action_mask] for s in r.segments]).astype(np.float64))
 
 
-class Capture(Method):
+class Capture(GradientMethod):
     """Keeps the gradient it sees first at the gradient point; ``stop`` refuses the step after that."""
 
     name = "capture"

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from trimtab.control.chain import Setting
-from trimtab.control.protocol import Notes, StepResult, StepView, Totals, View
+from trimtab.control.protocol import Notes, Setting, StepResult, StepView, Totals, View
 
 
 def make_view(

@@ -29,8 +29,8 @@ from torch.profiler import ProfilerActivity, profile
 from trimtab.bench.bench_norms import GROUP, SIZES, Size, batch_of, model_of
 from trimtab.bench.pool_cost import POOL, WAITING, pooled
 from trimtab.bench.rows import BenchRow, spread
-from trimtab.control.chain import Chain, Setting
-from trimtab.control.protocol import Method, Need, Reduction
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Method, Need, NormCreditMethod, Reduction, Setting
 from trimtab.control.registry import MethodEntry, build, method_class, names
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
@@ -82,9 +82,8 @@ class CpuMeter:
         return timed
 
     def watch(self, method: Method) -> None:
-        for name in (*(p.value for p in method.points()), "survey", "unit", "after"):
-            if hasattr(method, name):
-                setattr(method, name, self.wrap(getattr(method, name)))
+        for name in (*method.functions(), "after"):
+            setattr(method, name, self.wrap(getattr(method, name)))
 
 
 @dataclass
@@ -124,7 +123,9 @@ def cases() -> list[Case]:
         if set(method_class(name).points()) <= POOL:
             continue
         listed = _listed(name)
-        found.append(Case(name, listed, whole=bool(build(name, {}).needs & ~Need.PROXIMAL), charged=[name]))
+        method = build(name, {})
+        whole = bool(method.needs & ~Need.PROXIMAL) or isinstance(method, NormCreditMethod)
+        found.append(Case(name, listed, whole=whole, charged=[name]))
     gac, zclip, ess = {"name": "gac"}, {"name": "zclip"}, {"name": "ess"}
     return [
         Case(PLAIN, [{"name": "none"}, {"name": "grpo"}], whole=True),

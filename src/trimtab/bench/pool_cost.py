@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import cast
 
 import numpy as np
 
 from trimtab.bench.bench_norms import GROUP
-from trimtab.control.acts import Accepts
-from trimtab.control.pool_side import GroupStats, PoolView, Selects
-from trimtab.control.protocol import Point
+from trimtab.control.protocol import AcceptMethod, GroupStats, Point, PoolView, SelectMethod
 from trimtab.control.registry import build
 
 POOL = {Point.ACCEPT, Point.SELECT}
@@ -23,17 +20,17 @@ def pooled(name: str, groups: int, rounds: int) -> list[float]:
     want = groups // WAITING
     for i in range(rounds):
         start = time.thread_time()
-        if Point.SELECT in method.points():
-            selector, view = cast(Selects, method), _waiting(groups, want, i)
+        if isinstance(method, SelectMethod):
+            view = _waiting(groups, want, i)
             start = time.thread_time()
-            selection = selector.select(view, want)
+            selection = method.select(view, want)
             if selection is not None:
-                selector.formed(selection)
-        else:
+                method.formed(selection)
+        elif isinstance(method, AcceptMethod):
             arrivals = [_arrival(i + j) for j in range(want)]
             start = time.thread_time()
             for group in arrivals:
-                cast(Accepts, method).accept(group)
+                method.accept(group)
         seconds.append(time.thread_time() - start)
     return seconds
 

@@ -8,9 +8,8 @@ import textwrap
 from collections.abc import Iterator
 from typing import Literal, get_args, get_origin
 
-from trimtab.control.chain import written
-from trimtab.control.protocol import Method, Need, Point, Ratio
-from trimtab.control.registry import build, method_class, names
+from trimtab.control.protocol import Method, Need, NormCreditMethod, Point, Ratio, SelectMethod
+from trimtab.control.registry import build, method_class, names, written
 from trimtab.methods.catalogue import BUNDLES
 from trimtab.records import Json
 
@@ -31,8 +30,6 @@ NEEDS = {
     Need.VALUES: "a critic",
     Need.REFERENCE: "a frozen reference model",
     Need.VOCAB: "entropy and sum of squared probabilities",
-    Need.SEQ_NORMS: "gradient norms of each rollout",
-    Need.FORGETTING: "forgetting scores of swapped rollouts",
 }
 CORRECTS = {
     Ratio.CURRENT_BEHAVIOR: "current/behavior: all of the staleness",
@@ -65,7 +62,7 @@ def row(name: str) -> dict[str, Json]:
     ]
     method = build(name, {})  # needs and corrections may follow from switches: these are the defaults'
     points: list[Json] = [p.value for p in cls.points()]
-    needs: list[Json] = [need.name for need in method.needs]
+    needs: list[Json] = [name for name, _ in _needs(method)]
     corrects: list[Json] = [ratio.value for ratio in sorted(method.corrects)]
     return {
         "name": name,
@@ -115,9 +112,7 @@ def _explained(name: str) -> Iterator[str]:
     yield from _line("acts at", ", ".join(cls.points()))
     yield from _line("formula", cls.formula)
     yield from _line("source", f"{cls.source} [{cls.status.value}]")
-    yield from _line(
-        "needs", "; ".join(text for need, text in NEEDS.items() if need in method.needs) or "nothing that is not computed anyway"
-    )
+    yield from _line("needs", "; ".join(text for _, text in _needs(method)) or "nothing that is not computed anyway")
     if method.corrects:
         yield from _line("corrects", "; ".join(CORRECTS[ratio] for ratio in sorted(method.corrects)))
     yield from _line("cost", cls.cost)
@@ -131,6 +126,15 @@ def _explained(name: str) -> Iterator[str]:
     yield from _line("code", cls.__module__)
     yield ""
     yield textwrap.indent(inspect.getdoc(cls) or "", "  ")
+
+
+def _needs(method: Method) -> Iterator[tuple[str, str]]:
+    """Name and description of each thing that must be computed for a method."""
+    yield from ((str(need.name), text) for need, text in NEEDS.items() if need in method.needs)
+    if isinstance(method, NormCreditMethod) and method.norms is not None:
+        yield "SEQ_NORMS", "gradient norms of each rollout"
+    if isinstance(method, SelectMethod) and method.rescoring is not None:
+        yield "FORGETTING", "forgetting scores of swapped rollouts"
 
 
 def _line(head: str, text: str, hang: int = 0) -> Iterator[str]:

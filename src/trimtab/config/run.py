@@ -7,9 +7,8 @@ from typing import Annotated, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trimtab.config.shaped import shaped
-from trimtab.control.chain import Chain, Setting
-from trimtab.control.points import Need
-from trimtab.control.pool_side import Rescored, Rescoring
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, Rescoring, SelectMethod, Setting
 from trimtab.control.registry import MethodEntry
 from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions, TorchEngineOptions
@@ -104,7 +103,7 @@ class RunConfig(_Options):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         chain = self.chain()
-        for method in chain.methods:
+        for method in chain.acting(SelectMethod):
             if isinstance(self.runtime, LocalOptions):
                 self.runtime.require_depth(method.min_depth, method.name)
             elif method.min_depth and not self.runtime.surplus:
@@ -139,8 +138,7 @@ class RunConfig(_Options):
     @property
     def rescoring(self) -> Rescoring | None:
         """How the run's methods want forgetting scores, if they do."""
-        asking = (m for m in self.chain().methods if Need.FORGETTING in m.needs)
-        return next((m.rescoring if isinstance(m, Rescored) else Rescoring("swap", "relu") for m in asking), None)
+        return self.chain().rescoring
 
     @property
     def rescore(self) -> Phi | None:
@@ -163,5 +161,5 @@ class RunConfig(_Options):
             ),
         )
         if self.learner.critic.kind == "tabular" and Need.VALUES in chain.needs:
-            chain.said.append("the critic is privileged: it is told the right answer (learner.critic.kind = tabular)")
+            chain.say("the critic is privileged: it is told the right answer (learner.critic.kind = tabular)")
         return chain

@@ -7,35 +7,49 @@ are refused at load. What a chain lacks it gets, and says so: ``grpo`` credit, `
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from trimtab.control.acts import Accepts, Aligns, Credits, GradientControls, Objects, Shapes, StepControls, Surveys, Units, Weighs
-from trimtab.control.pool_side import Selects
+from trimtab.control.clash import clash
+from trimtab.control.method import M
 from trimtab.control.protocol import (
+    AcceptMethod,
+    AligningMethod,
     Credit,
+    CreditMethod,
     Gradient,
+    GradientMethod,
     GroupStats,
     Keep,
     Method,
     Need,
+    NormCreditMethod,
     NormEstimator,
+    ObjectiveMethod,
     Point,
     Rank,
     Ratio,
-    Reduction,
     Refuse,
     Reject,
+    Rescoring,
+    SelectMethod,
+    SequenceNorms,
+    Setting,
+    ShapeMethod,
     Skip,
     State,
+    StepMethod,
     StepResult,
     StepView,
+    SurveyMethod,
+    TermMethod,
     View,
     Weighing,
+    WeighMethod,
 )
-from trimtab.control.registry import ChainMember, MethodEntry, build, expand
+from trimtab.control.registry import ChainMember, MethodEntry, build, expand, written
 from trimtab.records import Decision, Json, TrimtabError
 
 if TYPE_CHECKING:
@@ -50,18 +64,6 @@ _DEFAULTS: tuple[tuple[Point, str, dict[str, Json]], ...] = (
     (Point.OBJECTIVE, "linear", {}),
     (Point.GRADIENT, "norm_clip", {"max_norm": 1.0}),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What the methods must know about the run to be checked against it."""
-
-    group_size: int
-    asynchronous: bool  # rollouts may be older than the weights they train, or are so at a batch's second update
-    cut: bool  # top-k, top-p or allowed tokens cut the sampling distribution
-    reports_kept: bool  # the engine reports kept sets
-    reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
-    norms: str = "auto"  # learner.norms: the procedure of exact per-sequence norms
 
 
 @dataclass(slots=True)
@@ -86,29 +88,33 @@ class Chain:
             if not any(_fills(m, point) for m in chain.methods):
                 chain.members.append(ChainMember(build(name, options), "default"))
                 lacking = "gradient clip" if point is Point.GRADIENT else f"{point.value} method"
-                chain.said.append(f"no {lacking}: added {written(name, options)}")
+                chain.say(f"no {lacking}: added {written(name, options)}")
         chain._order()
         chain._check()
         return chain
 
     def _add(self, new: ChainMember) -> None:
         for old in list(self.members):
-            clash = _clash(old.method, new.method)
-            if not clash:
+            why = clash(old.method, new.method)
+            if not why:
                 continue
             if old.origin == "" or old.origin == new.origin:
                 after = f", or write {old.method.name} after {new.origin} to replace its {new.method.name}" if new.origin else ""
-                raise TrimtabError.field("methods", [old.method.name, new.method.name], f"both {clash}; keep one of them{after}")
+                raise TrimtabError.field("methods", [old.method.name, new.method.name], f"both {why}; keep one of them{after}")
             self.members.remove(old)
-            self.said.append(f"{new.method.name} replaces {old.method.name} of {old.origin}: both {clash}")
+            self.say(f"{new.method.name} replaces {old.method.name} of {old.origin}: both {why}")
         self.members.append(new)
 
     def _order(self) -> None:
         """Loop order: by first point, at the gradient point by rank, else as listed (sort is stable)."""
         points = list(Point)
-        self.members.sort(
-            key=lambda m: (points.index(m.method.points()[0]), m.method.rank if m.method.points()[0] is Point.GRADIENT else 0)
-        )
+
+        def place(member: ChainMember) -> tuple[int, int]:
+            method = member.method
+            first = method.points()[0]
+            return points.index(first), method.rank if first is Point.GRADIENT and isinstance(method, GradientMethod) else 0
+
+        self.members.sort(key=place)
 
     def _check(self) -> None:
         s = self.setting
@@ -124,11 +130,6 @@ class Chain:
                 f"rollout.top_p < 1 or rollout.top_k > 0 cuts the distribution and this engine cannot report the kept sets, so the ratios "
                 f"of {', '.join(readers)} would be wrong; use top_p = 1 and top_k = 0, or an engine that reports kept sets"
             )
-        for m in self.at(Point.CREDIT):
-            if Point.CREDIT not in m.owns:
-                raise TrimtabError.field(
-                    "methods", m.name, "it assigns credit without owning the credit point; give it owns = {Point.CREDIT}"
-                )
         for m in self.methods:
             if s.group_size < m.min_group:
                 raise TrimtabError.field(
@@ -143,39 +144,59 @@ class Chain:
     def methods(self) -> list[Method]:
         return [m.method for m in self.members]
 
-    def at(self, point: Point) -> list[Method]:
-        return [m for m in self.methods if point in m.points()]
+    def acting(self, base: type[M]) -> list[M]:
+        """The methods that inherit this base, in loop order."""
+        return [m for m in self.methods if isinstance(m, base)]
 
-    def owner(self, point: Point) -> Method:
-        return next(m for m in self.at(point) if point in m.owns)
+    def say(self, sentence: str) -> None:
+        self.said.append(sentence)
 
     @property
     def credit_alone(self) -> bool:
         """Is an advantage all that moves a token? Not with an additive term, nor under an objective with a pull of its own."""
-        return not self.terms and self.owner(Point.OBJECTIVE).advantage_only
+        return not self.terms and self.objective_owner.advantage_only
 
     @property
-    def terms(self) -> list[Method]:
-        """Methods of the objective point that add a term to the owner's loss."""
-        return [m for m in self.at(Point.OBJECTIVE) if Point.OBJECTIVE not in m.owns]
+    def credit_owner(self) -> CreditMethod:
+        return self.acting(CreditMethod)[0]
 
     @property
-    def aligner(self) -> Aligns | None:
+    def objective_owner(self) -> ObjectiveMethod:
+        return self.acting(ObjectiveMethod)[0]
+
+    @property
+    def terms(self) -> list[TermMethod]:
+        """What adds to the owner's loss."""
+        return self.acting(TermMethod)
+
+    @property
+    def aligner(self) -> AligningMethod | None:
         """The method that compares each gradient with the previous one, if there is one."""
-        return next((cast(Aligns, m) for m in self.at(Point.GRADIENT) if m.rank is Rank.ALIGN and hasattr(m, "cosine")), None)
+        return next(iter(self.acting(AligningMethod)), None)
 
-    def surveys(self, point: Point) -> bool:
-        """Does a method of this point (weigh or objective) need to see the whole update first?"""
-        return any(hasattr(m, "survey") for m in self.at(point))
+    def surveying(self, point: Point) -> list[SurveyMethod]:
+        """Methods of this point (weigh or objective) that need to see the whole update first."""
+        return [m for m in self.acting(SurveyMethod) if m.surveys and point in m.points()]
 
     @property
     def needs(self) -> Need:
         return reduce(lambda a, b: a | b, (m.needs for m in self.methods), Need.NOTHING)
 
     @property
+    def sequence_norms(self) -> SequenceNorms | None:
+        """The per-rollout gradient norms that the learner measures for the credit owner, if it reads any."""
+        owner = self.credit_owner
+        return owner.norms if isinstance(owner, NormCreditMethod) else None
+
+    @property
     def norm_estimator(self) -> NormEstimator:
-        """What the learner measures under Need.SEQ_NORMS."""
-        return self.owner(Point.CREDIT).norms
+        """What such norms are of."""
+        return (self.sequence_norms or SequenceNorms()).estimator
+
+    @property
+    def rescoring(self) -> Rescoring | None:
+        """Where the forgetting scores that a method reads come from, if one does."""
+        return next((m.rescoring for m in self.acting(SelectMethod) if m.rescoring is not None), None)
 
     @property
     def calibration(self) -> int:
@@ -188,57 +209,58 @@ class Chain:
 
     # ------------------------------------------------------------------------------------------------ pool side
     def accept(self, group: GroupStats) -> Reject | None:
-        for m in self.at(Point.ACCEPT):
-            verdict = cast(Accepts, m).accept(group)
+        for m in self.acting(AcceptMethod):
+            verdict = m.accept(group)
             if verdict is not None:
                 return verdict
         return None
 
     @property
-    def selector(self) -> Selects | None:
-        found = self.at(Point.SELECT)
-        return cast(Selects, found[0]) if found else None
+    def selector(self) -> SelectMethod | None:
+        return next(iter(self.acting(SelectMethod)), None)
 
     # ------------------------------------------------------------------------------------------------ learner side
     def shape(self, view: View) -> Tensor | None:
         """Sum of the shaped token rewards, or None."""
-        added = [cast(Shapes, m).shape(view) for m in self.at(Point.SHAPE)]
+        added = [m.shape(view) for m in self.acting(ShapeMethod)]
         return sum(added[1:], added[0]) if added else None
 
     def weigh(self, view: View) -> Weighing:
         """The product of all weighings; one where there is none."""
         total = Weighing(view.score_R.new_zeros(view.score_R.shape[0]).double())
-        for m in self.at(Point.WEIGH):
-            w = cast(Weighs, m).weigh(view)
+        for m in self.acting(WeighMethod):
+            w = m.weigh(view)
             weight = w.weight_N if total.weight_N is None else total.weight_N if w.weight_N is None else total.weight_N * w.weight_N
             keep = w.keep_N if total.keep_N is None else total.keep_N if w.keep_N is None else total.keep_N & w.keep_N
             total = Weighing(total.log_scale_R + w.log_scale_R, weight, keep)
         return total
 
     def unit(self, view: View, w: Weighing) -> Tensor:
-        return cast(Units, self.owner(Point.CREDIT)).unit(view, w)
+        owner = self.credit_owner
+        if not isinstance(owner, NormCreditMethod):
+            raise RuntimeError(f"{owner.name} reads no gradient norms, so there is no unit to measure them by")
+        return owner.unit(view, w)
 
     def credit(self, view: View, w: Weighing) -> Credit:
-        return cast(Credits, self.owner(Point.CREDIT)).credit(view, w)
+        return self.credit_owner.credit(view, w)
 
     def survey(self, point: Point, view: View, advantage_N: Tensor | None = None) -> None:
         """Show the whole update to the methods of the point that ask for it."""
-        for m in self.at(point):
-            if hasattr(m, "survey"):
-                cast(Surveys, m).survey(view, advantage_N)
+        for m in self.surveying(point):
+            m.survey(view, advantage_N)
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:
         """The owner's loss_N."""
-        return cast(Objects, self.owner(Point.OBJECTIVE)).objective(view, w, advantage_N)
+        return self.objective_owner.objective(view, w, advantage_N)
 
     def term(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor | None:
         """The sum of the additive terms' loss_N, or None where there is none."""
-        added = [cast(Objects, m).objective(view, w, advantage_N) for m in self.terms]
+        added = [m.objective(view, w, advantage_N) for m in self.terms]
         return sum(added[1:], added[0]) if added else None
 
     def gradient(self, g: Gradient) -> Keep | Skip:
-        for m in self.at(Point.GRADIENT):
-            verdict = cast(GradientControls, m).gradient(g)
+        for m in self.acting(GradientMethod):
+            verdict = m.gradient(g)
             if isinstance(verdict, Skip):
                 g.recorder.note(Decision(method=m.name, point="gradient", what="skipped", why=verdict.reason))
                 return Skip(f"{m.name}: {verdict.reason}")
@@ -247,8 +269,8 @@ class Chain:
     def step(self, s: StepView) -> float | Refuse:
         """The product of the multipliers; the first refusal wins, but every method is asked (each keeps its own state)."""
         total, refused = 1.0, None
-        for m in self.at(Point.STEP):
-            verdict = cast(StepControls, m).step(s)
+        for m in self.acting(StepMethod):
+            verdict = m.step(s)
             if not isinstance(verdict, Refuse) and not 0.0 < verdict <= 1.0:  # NaN included: a broken statistic must not become a step
                 verdict = Refuse(f"multiplier {verdict} is outside (0, 1]")
             if isinstance(verdict, Refuse):
@@ -276,29 +298,4 @@ class Chain:
 
 def _fills(m: Method, point: Point) -> bool:
     """Is this method what the chain would otherwise get by default?"""
-    return m.rank is Rank.CLIP and point in m.points() if point is Point.GRADIENT else point in m.owns
-
-
-def written(name: str, options: Mapping[str, Json]) -> str:
-    """A method and its options as one reads them: ``norm_clip(max_norm=1.0)``."""
-    listed = ", ".join(f"{key}={value}" for key, value in options.items())
-    return f"{name}({listed})" if listed else name
-
-
-def _clash(a: Method, b: Method) -> str:
-    """Why two methods cannot stand in one chain, in words; "" where they can."""
-    if a.name == b.name:
-        return f"are {a.name}"
-    owned = a.owns & b.owns
-    if owned:
-        return f"own the {next(iter(owned)).value} point"
-    if a.masks_only or b.masks_only:
-        return ""
-    for ratio in a.corrects & b.corrects:
-        return f"correct the {ratio.value} ratio"
-    for x, y in ((a, b), (b, a)):
-        if Ratio.CURRENT_BEHAVIOR in x.corrects and y.corrects:
-            return f"correct the same staleness ({x.name} from the behavior policy to the current one, {y.name} a part of that way)"
-    if (a.uncorrected and b.corrects) or (b.uncorrected and a.corrects):
-        return "say what to do about stale rollouts"
-    return ""
+    return isinstance(m, GradientMethod) and m.rank is Rank.CLIP if point is Point.GRADIENT else point in m.owns()

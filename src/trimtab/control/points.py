@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, Flag, IntEnum, StrEnum, auto
 from typing import Literal
 
@@ -28,12 +29,19 @@ class Need(Flag):
     VALUES = auto()
     REFERENCE = auto()
     VOCAB = auto()  # entropy and sum of squared probabilities
-    SEQ_NORMS = auto()  # per-rollout gradient norms of unit()
-    FORGETTING = auto()
 
 
 NormEstimator = Literal["exact", "sketch", "last_layer"]
 """What stands for a rollout's gradient norm: that of all parameters, random projections of the top layers, the LM head's alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceNorms:
+    """The per-rollout gradient norms that a credit owner asks for. ``whole_update``: it compares rollouts of the whole update, so they
+    are measured before any backward."""
+
+    estimator: NormEstimator = "exact"
+    whole_update: bool = False
 
 
 class Ratio(StrEnum):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -96,10 +96,3 @@ class Rescoring:
 
     source: Literal["swap", "learner"]
     phi: Literal["relu", "abs", "k1", "k3"]
-
-
-@runtime_checkable
-class Rescored(Protocol):
-    """A method with ``Need.FORGETTING``."""
-
-    rescoring: Rescoring | None

@@ -7,13 +7,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import MethodOptions, Need, View
+from trimtab.control.protocol import Composition, MethodOptions, Need, View
 from trimtab.records import TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 Anchor = Literal["recompute", "a3po"]
 
@@ -36,7 +34,7 @@ def proximal(view: View, anchor: Anchor) -> Tensor:
     return F.ratios.interpolated(view.current, view.behavior_N, view.age_N)
 
 
-def check_agreement(chain: Chain) -> None:
+def check_agreement(chain: Composition) -> None:
     """Refuse a chain whose weight and anchor mean two different proximal policies."""
     chosen = {m.name: m.options.anchor for m in chain.methods if isinstance(m.options, ProximalOptions)}
     if len(set(chosen.values())) > 1:

@@ -105,3 +105,9 @@ def expand(entries: Sequence[MethodEntry]) -> list[tuple[str, dict[str, Json], s
         for item in bundle:
             out.append((str(item["name"]), {k: v for k, v in item.items() if k != "name"}, entry.name))
     return out
+
+
+def written(name: str, options: Mapping[str, Json]) -> str:
+    """A method and its options as one reads them: ``norm_clip(max_norm=1.0)``."""
+    listed = ", ".join(f"{key}={value}" for key, value in options.items())
+    return f"{name}({listed})" if listed else name

@@ -5,14 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trimtab.control.protocol import Method, MethodOptions, Point, State
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
+from trimtab.control.protocol import Composition, GradientMethod, MethodOptions, State
 
 
 class RunningOptions(MethodOptions):
@@ -26,11 +22,11 @@ class RunningOptions(MethodOptions):
         return self
 
 
-def say_unclipped(method: Method, chain: Chain) -> None:
+def say_unclipped(method: GradientMethod, chain: Composition) -> None:
     """A clip by the run's past does nothing while it has none: say so where no absolute clip stands before it."""
-    before = [m.name for m in chain.at(Point.GRADIENT)]
+    before = [m.name for m in chain.acting(GradientMethod)]
     if "norm_clip" not in before[: before.index(method.name)]:
-        chain.said.append(f"{method.name} has no norm_clip before it: nothing clips its first updates, or what they teach it")
+        chain.say(f"{method.name} has no norm_clip before it: nothing clips its first updates, or what they teach it")
 
 
 class RunningMedian:

@@ -1,8 +1,8 @@
 """One update's gradient: what is known of its rollouts, what the methods make of it, one backward a micro-batch.
 
 The model's graph ends at the log-probs of the action tokens. The methods turn those small tensors into one coefficient a token,
-``d_N = d loss / d current_N``, and one backward through the model applies it. Under ``Need.SEQ_NORMS`` the backward first carries the
-credit owner's unit coefficient ``q_N``; norms follow, then credit, then the re-weighted products (``d_N = c_R q_N``).
+``d_N = d loss / d current_N``, and one backward through the model applies it. Where the credit owner reads per-rollout gradient norms,
+the backward first carries its unit coefficient ``q_N``; norms follow, then credit, then the re-weighted products (``d_N = c_R q_N``).
 
 Order: score, where a method must see the whole update first (one micro-batch: its own forward serves) -> survey at weigh -> credit
 over the whole, where it can or must come before the backward -> survey at objective -> backward, micro-batch by micro-batch.
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.control.protocol import Need, Notes, Point, Totals, View, Weighing
+from trimtab.control.protocol import Need, Notes, Point, ShapeMethod, Totals, View, Weighing
 from trimtab.learner.credit import advantage_of, ask, assign, once_a_batch, shape, weigh_quietly
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Seen, Share, applied_weights, collect, whole_view
@@ -31,26 +31,25 @@ class Accumulation:
         self, tools: Tools, share: Share, totals: Totals, columns: KeptColumns, notes: Notes, *, version: int, mini_step: int
     ) -> None:
         self.tools, self.chain, self.columns = tools, tools.chain, columns
-        owner = self.chain.owner(Point.CREDIT)
+        owner, norms = self.chain.credit_owner, self.chain.sequence_norms
         with tools.clock.span("pack"):
-            silent = owner.silent and self.chain.credit_alone and not self.chain.at(Point.SHAPE)
+            silent = owner.silent and self.chain.credit_alone and not self.chain.acting(ShapeMethod)
             self.micros = tools.micros([share], totals, columns, notes, version=version, mini_step=mini_step, silent=silent)
         self.live = [m for m in self.micros if m.live]
         self._vocab = tools.options.entropy or tools.needs(Need.VOCAB)
-        norms = tools.needs(Need.SEQ_NORMS)
         split = any(tools.ranks.gather(any(not m.whole for m in self.live)))
         single = len(self.live) == 1 and tools.ranks.size == 1
         # Norms before the backward: a group is split, or credit or a shaped reward is a matter of the whole update.
-        wide = owner.whole_update or bool(self.chain.at(Point.SHAPE))
-        self._norms_first = norms and (split or (wide and not single))
-        self._tape = norms and not self._norms_first
+        shaped = bool(self.chain.acting(ShapeMethod))
+        self._norms_first = norms is not None and (split or ((norms.whole_update or shaped) and not single))
+        self._tape = norms is not None and not self._norms_first
         self._open_first = single and not self._norms_first
         self.signal = False
 
     def run(self, *, warming: bool) -> None:
         """Everything up to ``.grad``; ``warming``: only credit, for the critic."""
         tools, chain = self.tools, self.chain
-        survey_weights, survey_loss = chain.surveys(Point.WEIGH), chain.surveys(Point.OBJECTIVE)
+        survey_weights, survey_loss = bool(chain.surveying(Point.WEIGH)), bool(chain.surveying(Point.OBJECTIVE))
         credited = tools.several and once_a_batch(tools)
         early = not credited and not self._tape
         ask_current = survey_weights or survey_loss or (early and tools.needs(Need.SCORE | Need.PROXIMAL))

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trimtab.control.protocol import Credit, Need, Notes, Point, Recorder, Totals, View, Weighing
+from trimtab.control.protocol import Credit, Need, Notes, Recorder, Totals, View, Weighing
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, whole_view
 from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
@@ -21,7 +21,7 @@ from trimtab.learner.views import leveled, spread
 
 def once_a_batch(tools: Tools) -> bool:
     """Does the credit owner assign it once a batch?"""
-    return tools.chain.owner(Point.CREDIT).cadence.get(Point.CREDIT) == "batch"
+    return tools.chain.credit_owner.cadence == "batch"
 
 
 def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: int, recorder: Recorder) -> KeptColumns:
@@ -99,7 +99,7 @@ def ask(tools: Tools, view: View, w: Weighing) -> Credit:
     """The owner's credit of a view that holds whole groups. Rewards that differ by rounding alone are one reward."""
     view.reward_R = leveled(view)
     credit = tools.chain.credit(view, w)
-    if tools.chain.owner(Point.CREDIT).silent and credit.advantage_R is not None:
+    if tools.chain.credit_owner.silent and credit.advantage_R is not None:
         # The mean of equal numbers is that number but for rounding, and the optimizer would make a step of the rounding.
         credit = dataclasses.replace(credit, advantage_R=torch.where(mixed(view), credit.advantage_R, 0 * credit.advantage_R))
     return credit

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from trimtab.control.protocol import Credit, Method, Point, Status, View, Weighing
+from trimtab.control.protocol import Composition, Credit, CreditMethod, Status, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
 
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
-
-class NoBaseline(Method):
+class NoBaseline(CreditMethod):
     """A_i = R_i / std of the group: OPOB's control, since OPOB can drift to b = 0 on rewards in {0, 1}."""
 
     name = "b0"
@@ -23,11 +18,10 @@ class NoBaseline(Method):
     fails = "Rewards with a large offset push every rollout the same way; it has no variance reduction at all."
     Options = StdOptions
     options: StdOptions
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         # Without the group's own std, equal scores still push: R_i itself is the advantage.
         self.silent = self.options.std in ("group", "population")
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, Status, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, Status, SurveyMethod, View, Weighing
 from trimtab.methods.ppo_clip import clip_loss
 from trimtab.records import Decision
 
@@ -34,7 +34,7 @@ class BAPOOptions(MethodOptions):
         return self
 
 
-class BAPO(Method):
+class BAPO(ObjectiveMethod, SurveyMethod):
     """PPO's clip between bounds of r = pi_current/pi_behavior that are searched for each update.
 
     While tokens of A > 0 make up less than ``share`` of the clipped surrogate, the upper bound rises (more good tokens keep their
@@ -53,7 +53,6 @@ class BAPO(Method):
     docs = "docs/methods/objectives.md"
     Options = BAPOOptions
     options: BAPOOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
-from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Point, Rank, Skip
+from trimtab.control.protocol import Composition, Gradient, GradientMethod, Keep, MethodOptions, Rank, Skip, WeighMethod
 from trimtab.records import TrimtabError
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
 _LEAST = 1e-8  # veRL's: a smaller mean divides nothing
 
@@ -20,7 +17,7 @@ class BatchNormOptions(MethodOptions):
     level: Literal["token", "sequence"] = Field("token", description="mean over action tokens, or over rollouts of their mean")
 
 
-class BatchNormWeights(Method):
+class BatchNormWeights(GradientMethod):
     """g <- g / mean(w): the finished gradient over the mean weight that its tokens were given, masked ones counted as 0.
 
     The gradient is linear in the weights, so dividing it once equals dividing every weight, and no extra forward is needed to know the
@@ -41,8 +38,8 @@ class BatchNormWeights(Method):
     options: BatchNormOptions
     rank = Rank.ALIGN
 
-    def check(self, chain: Chain) -> None:
-        if not any(not (m.masks_only or m.uncorrected) for m in chain.at(Point.WEIGH)):
+    def check(self, chain: Composition) -> None:
+        if not any(not (m.masks_only or m.uncorrected) for m in chain.acting(WeighMethod)):
             raise TrimtabError.field(
                 "methods", [m.name for m in chain.methods], f"{self.name} needs a weight to normalize; add one such as seq_tis"
             )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ class CISPOOptions(MethodOptions):
         return self
 
 
-class CISPO(Method):
+class CISPO(ObjectiveMethod):
     """loss_t = -w sg(clip(r, low, high)) A log pi, r = pi_current/pi_behavior of the token, bounds of the ratio itself.
 
     The paper leaves the lower bound open and tunes the upper one. Its bounds elsewhere, as [low, high] here: SkyRL (ScaleRL) and
@@ -41,7 +41,6 @@ class CISPO(Method):
     docs = "docs/methods/objectives.md"
     Options = CISPOOptions
     options: CISPOOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

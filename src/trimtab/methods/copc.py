@@ -16,20 +16,17 @@ is our reading, with the other readings as switches. kappa = 1 is GAE to the bit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, Ratio, Status, View, Weighing
+from trimtab.control.protocol import Composition, Credit, CreditMethod, MethodOptions, Need, Ratio, Status, View, Weighing, WeighMethod
 from trimtab.methods.gae import TraceOptions, actor_lambda, values
 from trimtab.records import Decision, TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 
 class CopcMaskOptions(MethodOptions):
@@ -40,7 +37,7 @@ class CopcMaskOptions(MethodOptions):
     )
 
 
-class CopcMask(Method):
+class CopcMask(WeighMethod):
     """w_t = r_t where 1 - eps_low < r_t < 1 + eps_high, else 0: strict, whatever the advantage's sign, detached.
 
     Every update of a batch masks anew. Masked tokens stay in the denominator, so a tighter mask is a smaller step. No published
@@ -63,10 +60,10 @@ class CopcMask(Method):
         super().__init__(options)
         self.masks_only = options.surrogate == "ppo"
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         if not self.masks_only:
             return
-        objective = chain.owner(Point.OBJECTIVE)
+        objective = chain.objective_owner
         if objective.linear:
             raise TrimtabError.field(
                 "methods.copc_mask.surrogate", "ppo", f"{objective.name} has no ratio of its own; use ppo_decoupled, or surrogate = linear"
@@ -77,7 +74,7 @@ class CopcMask(Method):
                 "methods.copc_mask.surrogate", "ppo", 'no policy weight supplies the own step\'s ratio; give copc_credit own = "include"'
             )
         if credit and Ratio.CURRENT_BEHAVIOR in objective.corrects:
-            chain.said.append(
+            chain.say(
                 f"{objective.name} starts its ratio at the behavior policy, so own = include counts the own step's ratio twice; "
                 "ppo_decoupled starts at the proximal one"
             )
@@ -119,7 +116,7 @@ class CopcCreditOptions(TraceOptions):
     c_bar: float | None = Field(None, gt=0, description="trace ratios min(c_bar, rho) multiply along the trace; none: residuals only")
 
 
-class CopcCredit(Method):
+class CopcCredit(CreditMethod):
     """G_t = kappa_t delta_t + gamma lam c_t G_{t+1}; A_t = delta_t + gamma lam G_{t+1} (``own`` exclude) or G_t (include); R_t = V_t + G_t.
 
     rho is frozen for the batch: mini-batches and epochs share one credit, while the mask follows the policy. ``own``: with the ratio
@@ -142,17 +139,16 @@ class CopcCredit(Method):
     options: CopcCreditOptions
     needs = Need.VALUES | Need.PROXIMAL
     reads_ratios = True
-    owns = frozenset({Point.CREDIT})
-    cadence: Mapping[Point, Literal["batch", "update"]] = {Point.CREDIT: "batch"}
+    cadence: Literal["batch", "update"] = "batch"
 
     @property
     def weighs(self) -> bool:
         """Can kappa differ from 1?"""
         return (self.options.low, self.options.high) != (1.0, 1.0)
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         if self.options.c_bar is not None and self.options.high > 1.01:
-            chain.said.append(
+            chain.say(
                 f"copc_credit multiplies ratios along the trace (c_bar = {self.options.c_bar:g}) and lets residuals weigh up to "
                 f"{self.options.high:g}: returns contract for high <= 1.01 only"
             )

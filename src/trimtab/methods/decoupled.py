@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Composition, Ratio, View, Weighing, WeighMethod
 from trimtab.control.proximal import ProximalOptions, check_agreement, need, proximal
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 
 class DecoupledOptions(ProximalOptions):
@@ -36,7 +34,7 @@ class DecoupledOptions(ProximalOptions):
         return self
 
 
-class Decoupled(Method):
+class Decoupled(WeighMethod):
     """w_t = pi_proximal/pi_behavior per token, detached: what is left to correct when the objective's own ratio is current/proximal.
 
     Beside `ppo_decoupled` this is AReaL's decoupled PPO. The default rejection, tokens of w > 5 masked, is that of its published runs;
@@ -63,7 +61,7 @@ class Decoupled(Method):
         self._geometric = options.level == "sequence" and options.metric == "ratio" and options.action != "none"
         self.level: Literal["token", "sequence"] | None = "sequence" if self._geometric else "token"
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         check_agreement(chain)
 
     def weigh(self, view: View) -> Weighing:

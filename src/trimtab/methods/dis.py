@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Ratio, Status, View, Weighing
+from trimtab.control.protocol import MethodOptions, Ratio, Status, View, Weighing, WeighMethod
 
 
 class DISOptions(MethodOptions):
@@ -15,7 +15,7 @@ class DISOptions(MethodOptions):
     high: float = Field(5.0, gt=0, description="width of the band above 1: kept where ratio < 1 + high")
 
 
-class DIS(Method):
+class DIS(WeighMethod):
     """w_t = pi/mu where 1 - low < w_t < 1 + high, else 0, detached; with `linear` the loss is -w A log pi.
 
     The formula is published, its bounds are not: .3 and 5 (the band .7-6) are those of public re-implementations. The paper also

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,7 +22,7 @@ class DPPOOptions(MethodOptions):
     cap: float = Field(20.0, gt=0, description="largest importance weight")
 
 
-class DPPO(Method):
+class DPPO(ObjectiveMethod):
     """loss_t = -w sg(min(r, cap)) A log pi, 0 where the token has already moved further than a threshold in the direction of A.
 
     A ratio of 3 is a large step for a token of probability 0.3 and none for one of 1e-6: the region is measured in probability. r and
@@ -38,7 +38,6 @@ class DPPO(Method):
     docs = "docs/methods/objectives.md"
     Options = DPPOOptions
     options: DPPOOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, Point, Reduction, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, Reduction, View, Weighing
 
 
-class DrGRPO(Method):
+class DrGRPO(CreditMethod):
     """A_i = R_i - mean of the group, and a constant instead of the rollout's length under the loss.
 
     The std divides hard and easy groups up, the length mean lets long wrong rollouts off: both go. Several updates per batch change
@@ -20,7 +20,6 @@ class DrGRPO(Method):
     cost = "none"
     fails = "With a length limit far above the usual length the constant shrinks the gradient; the learning rate must make up for it."
     docs = "docs/methods/objectives.md"
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
     reduction = Reduction.SEQ_MEAN_TOKEN_SUM_NORM

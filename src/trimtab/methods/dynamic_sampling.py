@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.control.protocol import GroupStats, Method, MethodOptions, Reject, State, StepResult
+from trimtab.control.protocol import AcceptMethod, GroupStats, MethodOptions, Reject, State, StepResult
 from trimtab.records import equal_rewards
 
 
@@ -14,7 +14,7 @@ class DynamicSamplingOptions(MethodOptions):
     )
 
 
-class DynamicSampling(Method):
+class DynamicSampling(AcceptMethod):
     """A group whose members all have the same verifiable score is dropped on arrival; its place in the pool is refilled.
 
     DAPO generates again until the batch is full, up to 10 times the batch, then fails. Asynchronously there is no batch to wait for at

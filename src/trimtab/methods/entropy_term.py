@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from trimtab.control.protocol import Method, MethodOptions, Need, View, Weighing
+from trimtab.control.protocol import MethodOptions, Need, TermMethod, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +16,7 @@ class EntropyTermOptions(MethodOptions):
     coefficient: float = Field(0.001, gt=0, description="weight of the bonus; veRL's former default, PPO on Atari 0.01")
 
 
-class EntropyTerm(Method):
+class EntropyTerm(TermMethod):
     """Adds -coefficient H(pi_current) per token to the owner's loss, reduced like it; neither weighted nor masked.
 
     H is the exact entropy over the kept vocabulary at the sampled prefix, not an estimate from the sampled token: it needs no ratio for

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Refuse, State, StepResult, StepView
+from trimtab.control.protocol import Composition, MethodOptions, Refuse, State, StepMethod, StepResult, StepView
 from trimtab.records import Decision, TrimtabError
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
 
 class ESSOptions(MethodOptions):
@@ -26,7 +23,7 @@ class ESSOptions(MethodOptions):
     dead_band: float = Field(0.0, ge=0, lt=1, description="full step while ESS/B >= (1 - dead_band) reference; below it the rule in full")
 
 
-class ESSStep(Method):
+class ESSStep(StepMethod):
     """Multiply the learning rate by sqrt(min(1, rho / rho_ref)), rho = ESS/B over all rollouts of the update, weights not truncated.
 
     Truncation would hide exactly the tail that rho detects; computed in log space, so that the weights' scale does not matter and
@@ -55,7 +52,7 @@ class ESSStep(Method):
         self._seen: list[float] = []
         self._pending: float | None = None
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         reference = self.options.reference
         if reference != "calibrate" and not 0 < reference <= 1:
             raise TrimtabError.field("methods.ess.reference", reference, 'ESS/B lies in (0, 1]; use 1.0, or "calibrate"')

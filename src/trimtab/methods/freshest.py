@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from trimtab.control.protocol import Method, Point, PoolView, Selection, Status
+from trimtab.control.protocol import PoolView, Selection, SelectMethod, Status
 from trimtab.control.rejection import largest
 
 
-class Freshest(Method):
+class Freshest(SelectMethod):
     """The batch is the B groups whose tokens are youngest on average, ties to the one that came last.
 
     Lets nothing go itself: what is passed over grows old until ``max_lag`` expires it; under ``max_lag = none`` it stays, and takes
@@ -22,7 +22,6 @@ class Freshest(Method):
     formula = "take the B largest mean versions"
     fails = "Prefers what is quick to generate; old groups expire, and their sampling was for nothing."
     cost = "O(waiting groups) at every batch"
-    owns = frozenset({Point.SELECT})
     min_depth = 1
 
     def select(self, pool: PoolView, want: int) -> Selection | None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal, cast
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Gradient, GradientCopy, Keep, Method, MethodOptions, Rank, Skip, State, Status, StepResult
+from trimtab.control.protocol import AligningMethod, Gradient, GradientCopy, Keep, MethodOptions, Rank, Skip, State, Status, StepResult
 from trimtab.records import Decision
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class GACOptions(MethodOptions):
         return self
 
 
-class GAC(Method):
+class GAC(AligningMethod):
     """Keep, project or skip by the cosine with the previous gradient; before any clip, on the whole actor's gradient.
 
     "Previous" is the previous optimizer update: with several updates per batch most pairs share rollouts and are aligned for that

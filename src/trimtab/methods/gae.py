@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, Need, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +33,7 @@ def values(view: View) -> Tensor:
     return view.values_N
 
 
-class GAE(Method):
+class GAE(CreditMethod):
     """A_t = sum_l (gamma lam)^l delta_{t+l}, delta_t = r_t + gamma V_{t+1} - V_t, over action tokens only; R_t = V_t + A_t(lam_critic).
 
     Assigned once a batch from the values at its start; mini-batches and epochs share it. The published defaults are gamma 1, lambda
@@ -51,8 +50,7 @@ class GAE(Method):
     Options = TraceOptions
     options: TraceOptions
     needs = Need.VALUES
-    owns = frozenset({Point.CREDIT})
-    cadence: Mapping[Point, Literal["batch", "update"]] = {Point.CREDIT: "batch"}
+    cadence: Literal["batch", "update"] = "batch"
 
     def credit(self, view: View, w: Weighing) -> Credit:
         o = self.options

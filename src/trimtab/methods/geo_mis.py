@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Ratio, View, Weighing, WeighMethod
 from trimtab.methods.seq_mis import BandOptions
 
 
@@ -16,7 +16,7 @@ class GeometricBandOptions(BandOptions):
     low: float = Field(0.999, ge=0, description="smallest kept; 0.9 at high lag, 0: no lower bound")
 
 
-class GeometricMIS(Method):
+class GeometricMIS(WeighMethod):
     """A rollout stays, with weight 1, where low <= (prod_t pi/mu)^(1/L) <= high; else it is masked (it still counts in the denominator).
 
     A mask and no weight: alone it is veRL's geometric rejection, beside `tok_tis` or `seq_tis` its combination with them. The wide

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Ratio, View, Weighing, WeighMethod
 from trimtab.methods.seq_tis import TruncationOptions
 
 
-class GeometricTIS(Method):
+class GeometricTIS(WeighMethod):
     """w = min((prod_t pi/mu)^(1/L), c) on every token of the rollout, detached: the sequence ratio without its growth with length.
 
     Several updates per batch: the ratio is to the policy of the update at hand.

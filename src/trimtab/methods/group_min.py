@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, Point, Status, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, Status, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
 
 
-class GroupMin(Method):
+class GroupMin(CreditMethod):
     """A_i = (R_i - min R of the group) / std of the group: what OPOB drifts to on rewards in {0, 1}, for rewards of any offset.
 
     Without a negative advantage nothing is unlearned, only crowded out. It tells whether OPOB's gain is its weighting or merely that
@@ -24,7 +24,6 @@ class GroupMin(Method):
     docs = "docs/vcpo.md"
     Options = StdOptions
     options: StdOptions
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,7 +24,7 @@ def inverse_std(view: View, std: Literal["group", "population", "batch", "none"]
     return F.advantages.reward_scale(view.reward_R, view.group_R, view.groups, std, view.totals.reward_std)
 
 
-class GRPO(Method):
+class GRPO(CreditMethod):
     """A_i = (R_i - mean of the group) / std of the group."""
 
     name = "grpo"
@@ -38,7 +38,6 @@ class GRPO(Method):
     )
     Options = StdOptions
     options: StdOptions
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, Reduction, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, Reduction, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ class GSPOOptions(MethodOptions):
     high: float = Field(4e-4, gt=0, description="clip range above 1; AReaL's example: 0.4")
 
 
-class GSPO(Method):
+class GSPO(ObjectiveMethod):
     """loss_it = w max(-s A, -clip(s, 1-low, 1+high) A), s_i = exp(mean_t log pi/mu), a geometric mean over the rollout's tokens.
 
     The published range suits a ratio to the policy of four mini-batches ago. Here the ratio is to the behavior policy, whose distance
@@ -35,7 +35,6 @@ class GSPO(Method):
     docs = "docs/methods/objectives.md"
     Options = GSPOOptions
     options: GSPOOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
     reduction = Reduction.SEQ_MEAN_TOKEN_MEAN  # with any other one the token form is not the sequence objective

@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, Ratio, View, Weighing, WeighMethod
 
 
 class K3Options(MethodOptions):
     limit: float = Field(0.01, gt=0, description="largest mean k3 kept, in nats a token; useful .001 to .1")
 
 
-class K3Reject(Method):
+class K3Reject(WeighMethod):
     """A rollout is masked where mean_t (r - 1 - log r) > limit, r = pi/mu (it still counts in the denominator).
 
     k3 is never negative, so unlike the geometric mean it cannot cancel between tokens. A mask and no weight: it composes with

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ class KimiOptions(MethodOptions):
     tau: float = Field(0.1, gt=0, description="strength of the pull back to the behavior policy")
 
 
-class Kimi(Method):
+class Kimi(ObjectiveMethod):
     """loss_t = w (-A log pi + (tau/2) (log pi/mu)^2), per token, to the behavior policy.
 
     No importance weight: the square pulls stale tokens back, so consent to uncorrected rollouts is part of the method. veRL's `dro` is
@@ -33,7 +33,6 @@ class Kimi(Method):
     docs = "docs/methods/objectives.md"
     Options = KimiOptions
     options: KimiOptions
-    owns = frozenset({Point.OBJECTIVE})
     reads_ratios = True
     uncorrected = True
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Need, State, StepResult, View
+from trimtab.control.protocol import Need, ShapeMethod, State, StepResult, View
 from trimtab.methods.kl_term import Beta, KLOptions
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class KLRewardOptions(KLOptions):
     anchor: Literal["behavior", "proximal"] = Field("behavior", description="whose KL: what sampled the token, or the learner now")
 
 
-class KLReward(Method):
+class KLReward(ShapeMethod):
     """r_t -= beta KL estimate(anchor || reference) of the token, d = log reference - log anchor: k1 = -d, k2 = d^2/2, k3 = e^d - 1 - d.
 
     A number in the reward, not a term of the loss, so every estimator gives a meaningful gradient: credit assigns it like any reward.

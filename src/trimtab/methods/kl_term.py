@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Need, State, StepResult, View, Weighing
+from trimtab.control.protocol import MethodOptions, Need, State, StepResult, SurveyMethod, TermMethod, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,7 +59,7 @@ class KLTermOptions(KLOptions):
     unbiased: bool = Field(False, description="multiply the estimate by pi/mu, differentiated too (DeepSeek-V3.2)")
 
 
-class KLTerm(Method):
+class KLTerm(TermMethod, SurveyMethod):
     """Adds beta KL(current || anchor) per token to the owner's loss, reduced like it; neither weighted nor masked.
 
     The anchor is the reference model, or with ``to = behavior`` the policy that sampled the token: a pull back over the staleness itself,
@@ -94,8 +94,7 @@ class KLTerm(Method):
         self.needs = Need.REFERENCE if options.to == "reference" else Need.NOTHING
         self.reads_ratios = options.unbiased or options.to == "behavior"
         self.beta = Beta(options)
-        if options.target is not None:  # on the instance: a fixed beta must not cost the scoring forward that a survey can
-            self.survey = self._survey
+        self.surveys = options.target is not None  # a fixed beta must not cost the scoring forward that a survey can
 
     def objective(self, view: View, w: Weighing, advantage_N: Tensor) -> Tensor:
         kl_N = F.divergence.estimate(self.options.estimator, self._anchor(view) - view.current)
@@ -108,7 +107,7 @@ class KLTerm(Method):
     def _anchor(self, view: View) -> Tensor:
         return view.reference if self.options.to == "reference" else view.behavior_N
 
-    def _survey(self, view: View, advantage_N: Tensor | None) -> None:
+    def survey(self, view: View, advantage_N: Tensor | None) -> None:
         kl_N = F.divergence.estimate(self.options.estimator, self._anchor(view) - view.current.detach())
         self.beta.see(float(kl_N.double().mean()), view.score_R.shape[0])
 

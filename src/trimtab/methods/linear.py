@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Point, View, Weighing
+from trimtab.control.protocol import ObjectiveMethod, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class Linear(Method):
+class Linear(ObjectiveMethod):
     """loss_t = -w_t A_t log pi_current, weight detached: linear in the advantage, as OPOB needs."""
 
     name = "linear"
@@ -20,7 +20,6 @@ class Linear(Method):
     formula = "L = -sum_it scale_it w_it A_i log pi(a_it)"
     cost = "nothing"
     fails = "It bounds nothing: how far one update goes is up to the weights, the gradient clip and the step."
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     linear = True
 

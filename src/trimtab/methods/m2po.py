@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, SurveyMethod, View, Weighing
 from trimtab.methods.ppo_clip import clip_loss
 from trimtab.records import Decision
 
@@ -24,7 +24,7 @@ class M2POOptions(MethodOptions):
     floor_high: float = Field(0.5, ge=0, description="the range reaches at least this far above 1")
 
 
-class M2PO(Method):
+class M2PO(ObjectiveMethod, SurveyMethod):
     """PPO's clip with the widest range exp(-T)..exp(T) that keeps the second moment of the harmful tokens within a budget.
 
     Harmful are tokens that the update would push further from the behavior policy: A > 0 and r > 1, or A < 0 and r < 1. Within the
@@ -41,7 +41,6 @@ class M2PO(Method):
     docs = "docs/methods/objectives.md"
     Options = M2POOptions
     options: M2POOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

@@ -7,20 +7,18 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Composition, Ratio, SurveyMethod, View, Weighing, WeighMethod
 from trimtab.control.proximal import ProximalOptions, check_agreement, need, proximal
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 
 class M2POMaskOptions(ProximalOptions):
     budget: float = Field(0.04, gt=0, description="the second moment of what is kept stays below this")
 
 
-class M2POMask(Method):
+class M2POMask(WeighMethod, SurveyMethod):
     """Tokens with the largest d^2, d = log mu - log pi_proximal, are masked until the mean of d^2 over the rest is below .04.
 
     The statistics are those of the whole update, over all micro-batches and ranks; AReaL takes them per micro-batch, so there the mask
@@ -48,7 +46,7 @@ class M2POMask(Method):
         self.needs = need(options.anchor)
         self._limit: float | None = None  # of the update at hand
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         check_agreement(chain)
 
     def survey(self, view: View, advantage_N: Tensor | None) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, View, Weighing
+from trimtab.control.protocol import View, Weighing, WeighMethod
 
 
-class MaskTruncated(Method):
+class MaskTruncated(WeighMethod):
     """A rollout that was cut off at the token limit is masked: its score says that it ran out of room, not that its answer was wrong.
 
     It keeps its say in the group's baseline, and in every denominator (a mask never changes one; TRL's ``mask_truncated_completions``

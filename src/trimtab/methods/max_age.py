@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.control.protocol import GroupStats, Method, MethodOptions, Point, PoolView, Reject, Selection, Status
+from trimtab.control.protocol import AcceptMethod, GroupStats, MethodOptions, PoolView, Reject, Selection, SelectMethod, Status
 from trimtab.records import Decision
 
 
@@ -12,7 +12,7 @@ class MaxAgeOptions(MethodOptions):
     max_age: int = Field(4, ge=0, description="oldest token kept, in versions (SkyRL 4, prime-rl 8, NeMo-RL 1, TRL's asynchronous GRPO 4)")
 
 
-class MaxAge(Method):
+class MaxAge(AcceptMethod, SelectMethod):
     """Drops a group, on arrival or while it waits, if its oldest token is more than ``max_age`` versions old; the rest first come,
     first served.
 
@@ -30,7 +30,6 @@ class MaxAge(Method):
     cost = "O(waiting groups) at every batch; the dropped sampling"
     Options = MaxAgeOptions
     options: MaxAgeOptions
-    owns = frozenset({Point.SELECT})
 
     def accept(self, group: GroupStats) -> Reject | None:
         return Reject("max age") if group.now - group.oldest > self.options.max_age else None

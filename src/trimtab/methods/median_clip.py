@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Gradient, Keep, Method, Rank, Skip, State, Status, StepResult
+from trimtab.control.protocol import Composition, Gradient, GradientMethod, Keep, Rank, Skip, State, Status, StepResult
 from trimtab.control.running import RunningMedian, RunningOptions, say_unclipped
 from trimtab.records import Decision
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
 
 class MedianClipOptions(RunningOptions):
     factor: float = Field(1.5, gt=1, description="largest norm as a multiple of the running median")
 
 
-class MedianClip(Method):
+class MedianClip(GradientMethod):
     """g <- g min(1, factor m / ||g||), m the median of the last 64 non-zero norms of applied updates.
 
     The norm is the one the clips before it in the list leave, so an absolute clip belongs before it. The window stores what this
@@ -45,7 +40,7 @@ class MedianClip(Method):
         super().__init__(options)
         self._norms = RunningMedian(options)
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         say_unclipped(self, chain)
 
     def gradient(self, g: Gradient) -> Keep | Skip:

@@ -7,14 +7,14 @@ import math
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Refuse, Status, StepView
+from trimtab.control.protocol import MethodOptions, Refuse, Status, StepMethod, StepView
 
 
 class MinESSOptions(MethodOptions):
     threshold: float = Field(0.5, gt=0, le=1, description="smallest ESS/B that is stepped")
 
 
-class MinESS(Method):
+class MinESS(StepMethod):
     """Take no step where ESS/B of the sequence ratios, not truncated, is below the threshold: `ess` as a switch, the control beside it.
 
     A refused update moves nothing, so the version stays and the next batches are fresher. Several updates per batch: each update by its

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from trimtab.control.protocol import Method, Status, View, Weighing
+from trimtab.control.protocol import Status, View, Weighing, WeighMethod
 
 
-class Uncorrected(Method):
+class Uncorrected(WeighMethod):
     """Weight 1 on every token: gradients of stale rollouts as if they were fresh. The control, and what an empty list would mean."""
 
     name = "none"

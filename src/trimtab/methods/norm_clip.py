@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip
+from trimtab.control.protocol import Gradient, GradientMethod, Keep, MethodOptions, Rank, Skip
 from trimtab.records import Decision
 
 
@@ -13,7 +13,7 @@ class NormClipOptions(MethodOptions):
     max_norm: float = Field(1.0, gt=0, description="largest global norm that passes unchanged")
 
 
-class NormClip(Method):
+class NormClip(GradientMethod):
     """g <- g min(1, max_norm / ||g||), global norm over all parameters."""
 
     name = "norm_clip"

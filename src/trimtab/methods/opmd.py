@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, ObjectiveMethod, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ class OPMDOptions(MethodOptions):
     tau: float = Field(1.0, gt=0, description="temperature of the mirror step")
 
 
-class OPMD(Method):
+class OPMD(CreditMethod, ObjectiveMethod):
     """A_i = R_i - b with b the group's mean or tau log mean exp(R/tau); loss_t = -w A log pi / (1 + tau). Owns credit and objective.
 
     The gradient of a squared consistency error of the regularized optimum, which holds for rollouts of any policy: so there is no
@@ -35,7 +35,6 @@ class OPMD(Method):
     docs = "docs/methods/objectives.md"
     Options = OPMDOptions
     options: OPMDOptions
-    owns = frozenset({Point.CREDIT, Point.OBJECTIVE})
     uncorrected = True
     linear = True
     silent = True

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, View, Weighing
 from trimtab.methods.grpo import StdOptions, inverse_std
 
 
@@ -15,7 +15,7 @@ class OPOOptions(StdOptions):
     std: Literal["group", "population", "batch", "none"] = Field("none", description="published: no scale")
 
 
-class OPO(Method):
+class OPO(CreditMethod):
     """A_i = R_i - b with the length-weighted mean reward b of the group: OPOB with |u|^2 replaced by the length, and weights of 1.
 
     Derived for exactly on-policy rollouts; unlike ``opob`` with ``norms = length`` it does not see importance weights. Several updates
@@ -31,7 +31,6 @@ class OPO(Method):
     docs = "docs/vcpo.md"
     Options = OPOOptions
     options: OPOOptions
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
 

@@ -17,14 +17,12 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, Need, Point, View, Weighing
+from trimtab.control.protocol import Composition, Credit, Need, NormCreditMethod, SequenceNorms, View, Weighing, WeighMethod
 from trimtab.methods.grpo import StdOptions, inverse_std
 from trimtab.records import TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 
 class OPOBOptions(StdOptions):
@@ -43,7 +41,7 @@ class OPOBOptions(StdOptions):
         return self
 
 
-class OPOB(Method):
+class OPOB(NormCreditMethod):
     """A_i = (R_i - b*) / std with the minimum-variance off-policy baseline b* of the rollout's group.
 
     Where the released code differs from the formula is a switch. ``weighting``: ``paper`` is the formula; ``exact`` uses W = |g_i|^2
@@ -68,32 +66,30 @@ class OPOB(Method):
     Options = OPOBOptions
     options: OPOBOptions
     reads_ratios = True
-    owns = frozenset({Point.CREDIT})
     min_group = 2
 
     def __init__(self, options: OPOBOptions) -> None:
         super().__init__(options)
-        self.needs = Need.SCORE if options.norms == "length" else Need.SEQ_NORMS
-        self.norms = "exact" if options.norms == "length" else options.norms
-        self.whole_update = options.scope == "batch"
+        self.needs = Need.SCORE if options.norms == "length" else Need.NOTHING
+        self.norms = None if options.norms == "length" else SequenceNorms(options.norms, whole_update=options.scope == "batch")
         # b* of equal scores is that score; b of the batch is not, but the group's own std of 0 silences it.
         self.silent = options.scope == "group" or options.std in ("group", "population")
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         o = self.options
-        objective = chain.owner(Point.OBJECTIVE)
+        objective = chain.objective_owner
         if not objective.linear:
             raise TrimtabError.field(
                 "methods",
                 [self.name, objective.name],
                 f"opob needs an objective linear in the advantage and {objective.name} is not; use linear",
             )
-        token = [m.name for m in chain.at(Point.WEIGH) if m.level == "token"]
+        token = [m.name for m in chain.acting(WeighMethod) if m.level == "token"]
         if token and o.weighting != "exact":
             raise TrimtabError.field(
                 "methods.opob.weighting", o.weighting, f"{token[0]} weighs tokens, so rollouts have no single weight; use exact or seq_tis"
             )
-        if chain.setting.norms == "two_buffer" and Need.SEQ_NORMS in self.needs:
+        if chain.setting.norms == "two_buffer" and self.norms is not None:
             if o.leave_one_out:
                 raise TrimtabError.field(
                     "methods.opob.leave_one_out",
@@ -103,7 +99,7 @@ class OPOB(Method):
             if o.norms != "exact":
                 raise TrimtabError.field("methods.opob.norms", o.norms, "two_buffer measures exact norms; use learner.norms = auto")
         if o.weighting == "repo":
-            chain.said.append("opob weighting repo counts the importance weight twice, as the released code does: for comparison only")
+            chain.say("opob weighting repo counts the importance weight twice, as the released code does: for comparison only")
 
     def unit(self, view: View, w: Weighing) -> Tensor:
         """q_N whose gradient norm is measured: 1 on every action token (paper, repo), or keep * token weight * length factor (exact).

@@ -5,14 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, Need, View, Weighing
 
 
 class OTBOptions(MethodOptions):
     zero_tail: bool = Field(False, description="baseline 0, not the rollout's own return, where the longest rollout is alone")
 
 
-class OTB(Method):
+class OTB(CreditMethod):
     """A_t = G_t - B_t, B_t = sum_i G_it V_it / sum_i V_it over the group, V_it = sum_{j <= t} w_j^2 (1 - 2 pi_j + sum_v pi_v^2).
 
     G_t is the reward from action token t on, w the applied importance weight, and the term in brackets the squared norm of the token's
@@ -32,7 +32,6 @@ class OTB(Method):
     options: OTBOptions
     needs = Need.VOCAB | Need.SCORE
     reads_ratios = True
-    owns = frozenset({Point.CREDIT})
     min_group = 2
 
     def credit(self, view: View, w: Weighing) -> Credit:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field, model_validator
 
-from trimtab.control.protocol import Method, MethodOptions, View
+from trimtab.control.protocol import MethodOptions, ShapeMethod, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,7 @@ class OverlongOptions(MethodOptions):
         return self
 
 
-class Overlong(Method):
+class Overlong(ShapeMethod):
     """The last action token gets -factor min(1, max(0, (L - (Lmax - Lbuf)) / Lbuf)): linear over the buffer, flat beyond Lmax.
 
     Credit reads the shaped reward; filters and `dynamic_sampling` have decided on the score before. Groups of equal score are

@@ -29,8 +29,8 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from trimtab.control.pool_side import F64, I64, Rescoring
-from trimtab.control.protocol import Method, Need, Point, PoolView, Selection, State, Status
+from trimtab.control.pool_side import F64, I64
+from trimtab.control.protocol import PoolView, Rescoring, Selection, SelectMethod, State, Status
 from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile, report, select_rows
 
 RING = 512  # scores of rollouts that have left the pool
@@ -59,7 +59,7 @@ class Pending:
     reject: I64
 
 
-class Pace(Method):
+class Pace(SelectMethod):
     """Rejects the pool's excess, what has waited and drifted most first.
 
     Cost: O(waiting groups) NumPy at every batch; with ``swap`` the output head over the prefixes that a weight swap re-prefills
@@ -75,13 +75,11 @@ class Pace(Method):
     cost = "columnar sort of the pool; head over re-prefilled prefixes (swap) or a forward over interrupted rollouts (learner)"
     Options = PaceOptions
     options: PaceOptions
-    owns = frozenset({Point.SELECT})
 
     def __init__(self, options: PaceOptions) -> None:
         super().__init__(options)
         self.min_depth = math.floor(options.w_star) + 1
         self.rescoring = None if options.forgetting == "none" else Rescoring(options.forgetting, options.phi)
-        self.needs = Need.NOTHING if self.rescoring is None else Need.FORGETTING
         self._budget = RejectionBudget()
         self._ring: list[float] = []
         self._pending: tuple[Selection, Pending] | None = None

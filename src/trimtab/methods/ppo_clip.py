@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -19,7 +19,7 @@ class PPOClipOptions(MethodOptions):
     dual: float | None = Field(None, gt=1, description="dual clip: cap on r for A < 0, published with 3 (Ye et al. 2020)")
 
 
-class PPOClip(Method):
+class PPOClip(ObjectiveMethod):
     """loss_t = w_t max(-r A, -clip(r, 1-low, 1+high) A), r = pi_current/pi_behavior of the token.
 
     The clip is around the policy that sampled, so staleness and several updates per batch use up the same range; without ``dual``
@@ -35,7 +35,6 @@ class PPOClip(Method):
     docs = "docs/methods/objectives.md"
     Options = PPOClipOptions
     options: PPOClipOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

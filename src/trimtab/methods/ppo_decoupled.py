@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from trimtab.control.protocol import Ratio, View
+from trimtab.control.protocol import Composition, Ratio, View
 from trimtab.control.proximal import ProximalOptions, check_agreement, need, proximal
 from trimtab.methods.ppo_clip import PPOClip, PPOClipOptions
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from trimtab.control.chain import Chain
 
 
 class PPODecoupledOptions(PPOClipOptions, ProximalOptions):
@@ -49,7 +47,7 @@ class PPODecoupled(PPOClip):
         super().__init__(options)
         self.needs = need(options.anchor)
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         check_agreement(chain)
 
     def anchor_N(self, view: View) -> Tensor:

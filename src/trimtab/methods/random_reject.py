@@ -8,7 +8,7 @@ import numpy as np
 from pydantic import Field
 
 from trimtab import keyed
-from trimtab.control.protocol import Method, Point, PoolView, Selection, State, Status
+from trimtab.control.protocol import PoolView, Selection, SelectMethod, State, Status
 from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, report, select_rows
 
 
@@ -16,7 +16,7 @@ class RandomRejectOptions(RejectionOptions):
     seed: int = Field(0, ge=0, description="of the draws: keyed by batch and group, so that a poll or a restart draws the same")
 
 
-class RandomReject(Method):
+class RandomReject(SelectMethod):
     """Lets as many groups go as PACE would, any of them: what is left of PACE's gain is due to its ranking.
 
     The batch is the first B arrivals of the rest. Several updates per batch: nothing changes, versions count publications.
@@ -31,7 +31,6 @@ class RandomReject(Method):
     cost = "O(waiting groups) at every batch"
     Options = RandomRejectOptions
     options: RandomRejectOptions
-    owns = frozenset({Point.SELECT})
 
     def __init__(self, options: RandomRejectOptions) -> None:
         super().__init__(options)

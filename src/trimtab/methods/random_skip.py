@@ -5,7 +5,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import keyed
-from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, Status
+from trimtab.control.protocol import Gradient, GradientMethod, Keep, MethodOptions, Rank, Skip, Status
 
 
 class RandomSkipOptions(MethodOptions):
@@ -13,7 +13,7 @@ class RandomSkipOptions(MethodOptions):
     seed: int = Field(0, ge=0, description="of the draws: keyed by batch and update, so that a restart draws the same")
 
 
-class RandomSkip(Method):
+class RandomSkip(GradientMethod):
     """Skip an update with probability ``rate``, whatever its gradient: what is left of GAC's effect is due to *which* steps it skips.
 
     Several updates per batch: one draw each.

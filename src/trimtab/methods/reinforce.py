@@ -5,14 +5,14 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, View, Weighing
 
 
 class ReinforceOptions(MethodOptions):
     baseline: float = Field(0.0, description="constant subtracted from every reward")
 
 
-class Reinforce(Method):
+class Reinforce(CreditMethod):
     """A_i = R_i - baseline, with a constant baseline: groups of one are enough, and groups of equal scores give gradient too."""
 
     name = "reinforce"
@@ -23,7 +23,6 @@ class Reinforce(Method):
     fails = "Rewards far from the constant make all coefficients of one sign, and the variance grows with the distance."
     Options = ReinforceOptions
     options: ReinforceOptions
-    owns = frozenset({Point.CREDIT})
 
     def credit(self, view: View, w: Weighing) -> Credit:
         return Credit(F.advantages.reinforce(view.reward_R, self.options.baseline))

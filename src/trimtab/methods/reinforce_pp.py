@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, View, Weighing
 
 
 class ReinforcePPOptions(MethodOptions):
     baseline: Literal["none", "group"] = Field("none", description="group: subtract the group's mean first, as in REINFORCE++-baseline")
 
 
-class ReinforcePP(Method):
+class ReinforcePP(CreditMethod):
     """A_t = (G_t - mean) / sqrt(var + 1e-8) over all action tokens of the batch, G_t the reward from token t on; unbiased variance.
 
     Published with a KL penalty in the reward, G_t = R - beta sum_{i >= t} KL_i: write ``kl_reward`` beside it for that; without, every
@@ -33,8 +32,7 @@ class ReinforcePP(Method):
     docs = "docs/vcpo.md"
     Options = ReinforcePPOptions
     options: ReinforcePPOptions
-    owns = frozenset({Point.CREDIT})
-    cadence: Mapping[Point, Literal["batch", "update"]] = {Point.CREDIT: "batch"}
+    cadence: Literal["batch", "update"] = "batch"
 
     def __init__(self, options: ReinforcePPOptions) -> None:
         super().__init__(options)

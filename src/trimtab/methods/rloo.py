@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, View, Weighing
 
 
-class RLOO(Method):
+class RLOO(CreditMethod):
     """A_i = R_i - mean of the other members of the group, unbiased."""
 
     name = "rloo"
@@ -18,7 +18,6 @@ class RLOO(Method):
         "Without a scale the step follows the spread of the rewards; groups of two are noisy, and off-policy the "
         "baseline is not of minimum variance."
     )
-    owns = frozenset({Point.CREDIT})
     silent = True
     min_group = 2
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -18,7 +18,7 @@ class SAPOOptions(MethodOptions):
     tau_negative: float = Field(1.05, gt=0, description="sharpness of the gate for A <= 0")
 
 
-class SAPO(Method):
+class SAPO(ObjectiveMethod):
     """loss_t = -w (4/tau) sigmoid(tau (r - 1)) A, r = pi_current/pi_behavior of the token, tau by the sign of A.
 
     The gradient is the policy gradient times r 4 g (1 - g), g the sigmoid: no token is cut off, far ones fade out on both sides.
@@ -34,7 +34,6 @@ class SAPO(Method):
     docs = "docs/methods/objectives.md"
     Options = SAPOOptions
     options: SAPOOptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

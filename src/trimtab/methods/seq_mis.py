@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, Ratio, View, Weighing, WeighMethod
 
 
 class BandOptions(MethodOptions):
@@ -21,7 +21,7 @@ class BandOptions(MethodOptions):
         return self
 
 
-class SequenceMIS(Method):
+class SequenceMIS(WeighMethod):
     """w = prod_t pi/mu where low <= w <= high, else the whole rollout is masked (it still counts in the denominator)."""
 
     name = "seq_mis"

@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, Ratio, View, Weighing, WeighMethod
 
 
 class TruncationOptions(MethodOptions):
     c: float = Field(8.0, gt=0, description="cap on the ratio; 8 in VCPO's recipes, 2 in veRL")
 
 
-class SequenceTIS(Method):
+class SequenceTIS(WeighMethod):
     """w = min(prod_t pi_current/pi_behavior, c) on every token of the rollout, detached; product over tokens, not length-normalized."""
 
     name = "seq_tis"

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Ratio, View, Weighing, WeighMethod
 from trimtab.methods.seq_mis import BandOptions
 
 
-class TokenMIS(Method):
+class TokenMIS(WeighMethod):
     """w_t = pi/mu where low <= w_t <= high, else the token is masked (it still counts in the denominator)."""
 
     name = "tok_mis"

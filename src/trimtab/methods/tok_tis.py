@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Literal
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, Ratio, View, Weighing
+from trimtab.control.protocol import Ratio, View, Weighing, WeighMethod
 from trimtab.methods.seq_tis import TruncationOptions
 
 
-class TokenTIS(Method):
+class TokenTIS(WeighMethod):
     """w_t = min(pi_current/pi_behavior of token t, c), detached. Biased: the past of the token is not corrected."""
 
     name = "tok_tis"

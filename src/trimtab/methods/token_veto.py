@@ -7,14 +7,14 @@ from typing import Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, View, Weighing
+from trimtab.control.protocol import MethodOptions, View, Weighing, WeighMethod
 
 
 class VetoOptions(MethodOptions):
     threshold: float = Field(1e-4, gt=0, lt=1, description="smallest token ratio a rollout may hold")
 
 
-class TokenVeto(Method):
+class TokenVeto(WeighMethod):
     """A rollout is masked if any token has pi/mu < threshold (it still counts in the denominator).
 
     It rejects catastrophes and corrects nothing: add a weight, or `none`. Several updates per batch: asked again at each update.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Method, MethodOptions, Point, Ratio, View, Weighing
+from trimtab.control.protocol import MethodOptions, ObjectiveMethod, Ratio, View, Weighing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -17,7 +17,7 @@ class TOPROptions(MethodOptions):
     ratio: Literal["sequence", "token"] = Field("sequence", description="of the rollout (the paper) or of the token (ROLL)")
 
 
-class TOPR(Method):
+class TOPR(ObjectiveMethod):
     """loss_t = -w A log pi for A > 0, -w sg(min(ratio, 1)) A log pi else; ratio = pi_current/pi_behavior.
 
     Good rollouts are imitated however old they are; bad ones stop pushing once the policy has left them, so the loss stays bounded
@@ -34,7 +34,6 @@ class TOPR(Method):
     docs = "docs/methods/objectives.md"
     Options = TOPROptions
     options: TOPROptions
-    owns = frozenset({Point.OBJECTIVE})
     advantage_only = True
     corrects = frozenset({Ratio.CURRENT_BEHAVIOR})
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from trimtab.control.protocol import Method, Refuse, State, Status, StepResult, StepView
+from trimtab.control.protocol import Refuse, State, Status, StepMethod, StepResult, StepView
 from trimtab.control.running import RunningMedian, RunningOptions
 from trimtab.records import Decision
 
@@ -13,7 +13,7 @@ class UpdateCapOptions(RunningOptions):
     cap: float = Field(2.0, gt=1, description="largest step as a multiple of the running median")
 
 
-class UpdateCap(Method):
+class UpdateCap(StepMethod):
     """lr <- lr min(1, cap m / u): u is the norm of the step that AdamW would take now at multiplier 1, m the median of its last values.
 
     The window stores the capped value. It acts on the step, not on the momentum: a spike that it shortens is still repeated by the

@@ -5,13 +5,12 @@ vtrace, tok_tis(c=1), linear, norm_clip(1.0)
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, View, Weighing
+from trimtab.control.protocol import Credit, CreditMethod, MethodOptions, Need, View, Weighing
 from trimtab.methods.gae import values
 
 
@@ -23,7 +22,7 @@ class VTraceOptions(MethodOptions):
     whiten: bool = Field(False, description="advantages get mean 0 and variance 1 over the action tokens of the batch")
 
 
-class VTrace(Method):
+class VTrace(CreditMethod):
     """v_t = V_t + rho_t delta_t + gamma c_t (v_{t+1} - V_{t+1}); A_t = r_t + gamma v_{t+1} - V_t. Published defaults: both caps 1.
 
     Ratios are proximal/behavior, frozen for the batch. The published gradient is rho_t A_t grad log pi; its rho_t comes from the weigh
@@ -40,8 +39,7 @@ class VTrace(Method):
     options: VTraceOptions
     needs = Need.VALUES | Need.PROXIMAL
     reads_ratios = True
-    owns = frozenset({Point.CREDIT})
-    cadence: Mapping[Point, Literal["batch", "update"]] = {Point.CREDIT: "batch"}
+    cadence: Literal["batch", "update"] = "batch"
 
     def credit(self, view: View, w: Weighing) -> Credit:
         o = self.options

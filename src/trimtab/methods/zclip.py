@@ -5,17 +5,14 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from trimtab import functional as F
-from trimtab.control.protocol import Gradient, Keep, Method, MethodOptions, Rank, Skip, State, StepResult
+from trimtab.control.protocol import Composition, Gradient, GradientMethod, Keep, MethodOptions, Rank, Skip, State, StepResult
 from trimtab.control.running import say_unclipped
 from trimtab.records import Decision
-
-if TYPE_CHECKING:
-    from trimtab.control.chain import Chain
 
 
 class ZClipOptions(MethodOptions):
@@ -26,7 +23,7 @@ class ZClipOptions(MethodOptions):
     warmup: int = Field(25, ge=2, description="applied updates whose mean and variance start the running ones; nothing is clipped before")
 
 
-class ZClip(Method):
+class ZClip(GradientMethod):
     """Limit on the global norm n from its exponential mean mu and variance v, both fed with what the clip leaves:
 
     ``zscore``: z = (n - mu) / sqrt(v); where z > 2.5, n <- mu + (2.5^2 / z) sqrt(v): the further out, the closer to the mean.
@@ -52,7 +49,7 @@ class ZClip(Method):
         self._mean = self._var = 0.0
         self._proposed = 0.0
 
-    def check(self, chain: Chain) -> None:
+    def check(self, chain: Composition) -> None:
         say_unclipped(self, chain)
 
     def gradient(self, g: Gradient) -> Keep | Skip:

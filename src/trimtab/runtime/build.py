@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import LockstepOptions, RunConfig
-from trimtab.control.protocol import Need
+from trimtab.control.protocol import AcceptMethod, Need
 from trimtab.engines.checkpoint import Policy, check_folder, load_policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.passes import PackedModel
@@ -81,7 +81,7 @@ def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) 
     """The learner of a run, around this policy's model."""
     options = config.learner
     model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20, estimator=chain.norm_estimator)
-    if Need.SEQ_NORMS in chain.needs and chain.norm_estimator == "exact":
+    if chain.sequence_norms is not None and chain.sequence_norms.estimator == "exact":
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
     critic = _tabular(config, policy) if Need.VALUES in chain.needs and options.critic.kind == "tabular" else None
@@ -124,5 +124,5 @@ def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:
     options = pool_options(runtime) if isinstance(runtime, LockstepOptions) else PoolOptions(**{f: getattr(runtime, f) for f in fields})
     plan = Plan(seed=config.seed, prompts=prompts, batch_groups=config.rollout.prompts_per_batch, batches=config.learner.batches)
     options = options.model_copy(update={"min_group": config.rollout.smallest_group, "max_attempts": config.rollout.max_attempts})
-    accept = [chain] if any("accept" in m.points() for m in chain.methods) else []
+    accept = [chain] if chain.acting(AcceptMethod) else []
     return Pool(options, plan, group_size=config.rollout.group_size, accept=accept, select=chain.selector, calibration=chain.calibration)

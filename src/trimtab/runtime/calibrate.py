@@ -17,7 +17,7 @@ from pathlib import Path
 
 from trimtab.config.load import validate
 from trimtab.config.run import LockstepOptions, RunConfig
-from trimtab.control.protocol import StepResult
+from trimtab.control.protocol import SelectMethod, StepResult
 from trimtab.control.registry import ChainMember
 from trimtab.methods.gac import GAC
 from trimtab.records import Json, TrimtabError
@@ -58,7 +58,7 @@ def synchronous(config: RunConfig, batches: int) -> RunConfig:
     """The run's first batches at lag 0, with a GAC that only measures and no method that selects among waiting groups."""
     table: dict[str, Json] = config.model_dump(mode="json")
     options = next((entry.options for entry in config.methods if entry.name == "gac"), {})
-    selecting = {m.name for m in config.chain().methods if m.min_depth}
+    selecting = {m.name for m in config.chain().acting(SelectMethod) if m.min_depth}
     kept = [e.model_dump(mode="json") for e in config.methods if e.name != "gac" and e.name not in selecting]
     methods: list[Json] = [*kept, {"name": "gac", **options, "monitor": True}]
     learner, evaluating = table["learner"], table["eval"]

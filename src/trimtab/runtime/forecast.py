@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 
 from trimtab.config.run import LocalOptions, RunConfig
-from trimtab.control.chain import written
+from trimtab.control.registry import written
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.pool.results import Formed, Ticket
 from trimtab.rollout.collector import GroupDone

@@ -11,7 +11,7 @@ from trimtab.config.load import override, validate
 from trimtab.config.run import RunConfig
 from trimtab.control import registry
 from trimtab.control.pool_side import Rescoring
-from trimtab.control.protocol import Method, PoolView, Selection
+from trimtab.control.protocol import Method, PoolView, Selection, SelectMethod
 from trimtab.records import TrimtabError
 
 TABLE: dict[str, Any] = {"model": "m", "task": {"kind": "reasoning_gym"}, "rollout": {"max_new_tokens": 8}}
@@ -48,7 +48,7 @@ def test_every_chain_is_a_fresh_one() -> None:
     assert c.chain().methods[0] is not c.chain().methods[0]
 
 
-class Chooser(Method):
+class Chooser(SelectMethod):
     """Takes the freshest of three batches' worth of groups."""
 
     name, min_depth = "chooser", 2

@@ -25,7 +25,19 @@ from support.updates import (
     tiny_model,
     worst,
 )
-from trimtab.control.protocol import Credit, Method, Need, Point, Refuse, StepResult, StepView, View, Weighing
+from trimtab.control.protocol import (
+    Credit,
+    CreditMethod,
+    Need,
+    ObjectiveMethod,
+    Refuse,
+    ShapeMethod,
+    StepMethod,
+    StepResult,
+    StepView,
+    View,
+    Weighing,
+)
 from trimtab.control.registry import ChainMember
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.packing import pack
@@ -301,7 +313,7 @@ def equal_scores(batch: Batch, score: float = 1.0) -> Batch:
     return dataclasses.replace(batch, groups=tuple(map_rollouts(g, lambda r: dataclasses.replace(r, score=score)) for g in batch.groups))
 
 
-class Broken(Method):
+class Broken(StepMethod):
     """Refuses, or answers NaN."""
 
     name = "broken"
@@ -399,7 +411,7 @@ def test_shaped_rewards_are_credited_where_scores_are_equal() -> None:
     assert identical(got, want)
 
 
-class Brief(Method):
+class Brief(ShapeMethod):
     """Takes 0.1 off for every token."""
 
     name = "brief"
@@ -547,10 +559,10 @@ def test_negligible_coefficients_are_no_error(norms: str, dtype: torch.dtype, al
 # --------------------------------------------------------------------------------------------------------------------- contracts
 
 
-class Uneven(Method):
+class Uneven(ObjectiveMethod):
     """An objective that is not linear in what opob may re-weight, and says it is."""
 
-    name, owns, linear = "uneven", frozenset({Point.OBJECTIVE}), True
+    name, linear = "uneven", True
 
     def __init__(self) -> None:
         """No options."""
@@ -567,10 +579,10 @@ def test_an_objective_that_is_not_linear_after_all_is_an_error_not_a_wrong_gradi
         learner.train(make_batch(model))
 
 
-class Curious(Method):
+class Curious(CreditMethod):
     """Credit that reads current log-probs and entropies before the backward."""
 
-    name, owns, needs = "curious", frozenset({Point.CREDIT}), Need.SCORE | Need.VOCAB
+    name, needs = "curious", Need.SCORE | Need.VOCAB
 
     def __init__(self) -> None:
         self.saw: list[Tensor] = []

@@ -13,8 +13,20 @@ import pytest
 
 from support.views import setting, step_view
 from trimtab.control import registry
-from trimtab.control.chain import Chain, Setting
-from trimtab.control.protocol import Credit, Method, MethodOptions, Need, Point, Reduction, Refuse, StepView, View, Weighing
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import (
+    Credit,
+    CreditMethod,
+    MethodOptions,
+    Reduction,
+    Refuse,
+    SequenceNorms,
+    Setting,
+    StepMethod,
+    StepView,
+    View,
+    Weighing,
+)
 from trimtab.control.registry import MethodEntry, method_class, names
 from trimtab.methods.catalogue import BUILTIN, BUNDLES
 from trimtab.records import TrimtabError
@@ -59,7 +71,7 @@ def test_a_bundle_expands_to_its_members_in_loop_order() -> None:
     assert [m.origin for m in c.members] == ["vcpo"] * 5
     assert c.methods[0].options.model_dump() == {"c": 8.0}
     assert c.said == []
-    assert Need.SEQ_NORMS in c.needs
+    assert c.sequence_norms == SequenceNorms("exact", whole_update=False)
 
 
 def test_members_are_called_in_loop_order_whatever_the_list_says() -> None:
@@ -205,8 +217,8 @@ def test_the_released_codes_weighting_is_said_to_be_for_comparison() -> None:
 
 
 def test_a_reduction_that_a_method_insists_on(plugin: Callable[..., None]) -> None:
-    class DrGRPO(Method):
-        name, owns, reduction = "dr_grpo", frozenset({Point.CREDIT}), Reduction.SEQ_MEAN_TOKEN_SUM_NORM
+    class DrGRPO(CreditMethod):
+        name, reduction = "dr_grpo", Reduction.SEQ_MEAN_TOKEN_SUM_NORM
 
         def credit(self, view: View, w: Weighing) -> Credit:
             return Credit(view.reward_R)
@@ -270,7 +282,7 @@ class HalfOptions(MethodOptions):
     by: float = 0.5
 
 
-class Half(Method):
+class Half(StepMethod):
     """Every step at a fixed share of the learning rate."""
 
     name, summary, source, formula = "half", "half steps", "nobody", "m = by"

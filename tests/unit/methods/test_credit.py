@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from support.views import make_view, notes, ratios, setting
-from trimtab.control.chain import Chain, Setting
-from trimtab.control.protocol import Need, Point, View, Weighing
+from trimtab.control.chain import Chain
+from trimtab.control.protocol import Need, NormCreditMethod, Setting, View, Weighing
 from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
@@ -223,7 +223,7 @@ def test_reinforce_pp(baseline: str, stepwise: bool) -> None:
     v = view()
     returns = token_rewards(v) if stepwise else np.repeat(REWARDS, LENGTHS)
     method = build("reinforce_pp", {"baseline": baseline})
-    assert method.cadence == {Point.CREDIT: "batch"}
+    assert method.cadence == "batch"
     credit = method.credit(v, no_weight(v))  # type: ignore[attr-defined]
     x = returns - (np.repeat(by_group(lambda r, _: np.full(len(r), r.mean())), LENGTHS) if baseline == "group" else 0)
     np.testing.assert_allclose(credit.advantage_N, (x - x.mean()) / np.sqrt(x.var(ddof=1) + 1e-8), rtol=1e-10)
@@ -294,7 +294,7 @@ def test_silent_says_whether_equal_scores_get_no_credit(name: str, options: dict
 
 def test_only_opob_asks_for_norms() -> None:
     names = ("grpo", "rloo", "reinforce", "b0", "opob", "opo", "group_min", "reinforce_pp", "otb")
-    assert [n for n in names if Need.SEQ_NORMS in build(n, {}).needs] == ["opob"]
+    assert [n for n in names if isinstance(build(n, {}), NormCreditMethod)] == ["opob"]
 
 
 # ------------------------------------------------------------------------------------------------------------------ objectives

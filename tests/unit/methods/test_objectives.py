@@ -15,7 +15,7 @@ from torch import Tensor
 
 from support.views import make_view, notes, ratios, setting
 from trimtab.control.chain import Chain
-from trimtab.control.protocol import Method, Need, Notes, Ratio, Reduction, View, Weighing
+from trimtab.control.protocol import Method, Need, Notes, Ratio, Reduction, SurveyMethod, View, Weighing
 from trimtab.control.registry import MethodEntry, build
 from trimtab.records import TrimtabError
 
@@ -53,7 +53,7 @@ def one(v: View) -> Weighing:
 def gradient(method: Method, v: View, w: Weighing | None = None, a_N: np.ndarray = A_N) -> tuple[np.ndarray, np.ndarray]:
     """(loss_N, its derivative), after the survey where there is one."""
     advantage_N = torch.from_numpy(a_N)
-    if hasattr(method, "survey"):
+    if isinstance(method, SurveyMethod):
         method.survey(v, advantage_N)
     leaf = v.current.detach().clone().requires_grad_()
     loss_N: Tensor = method.objective(dataclasses.replace(v, current_N=leaf), w or one(v), advantage_N)  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ def test_the_chain_of_decoupled_ppo_weighs_the_clipped_loss() -> None:
     c = chain("decoupled", "ppo_decoupled")
     w = c.weigh(v)
     mu, prox = v.behavior_N.numpy(), v.proximal.numpy()
-    _, got = gradient(c.owner(next(iter(c.methods[2].owns))), v, w)
+    _, got = gradient(c.objective_owner, v, w)
     np.testing.assert_allclose(got, np.exp(prox - mu) * ppo((v.current - v.proximal).numpy(), 0.2, 0.2), rtol=1e-11, atol=1e-14)
 
 

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from support.pools import Member, Queue, pool_view
-from trimtab.control.protocol import Need, Notes, PoolView, Selection
+from trimtab.control.protocol import Notes, PoolView, Rescoring, Selection
 from trimtab.control.registry import build
 from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile
 from trimtab.methods.pace import RING, Pace, PaceOptions, effective_staleness, percentile
@@ -221,8 +221,8 @@ def test_it_tells_what_it_did() -> None:
 
 
 def test_what_it_asks_of_a_run() -> None:
-    assert pace().needs is Need.FORGETTING
-    assert pace(forgetting="none").needs is Need.NOTHING
+    assert pace().rescoring == Rescoring("swap", "relu")
+    assert pace(forgetting="none").rescoring is None
     assert (pace().min_depth, pace(w_star=2.5).min_depth) == (2, 3)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from support.views import result, setting, step_view
 from trimtab.control.chain import Chain
-from trimtab.control.protocol import Keep, Method, Notes, Refuse, Skip, StepResult, StepView
+from trimtab.control.protocol import GradientMethod, Keep, Notes, Refuse, Skip, StepMethod, StepResult, StepView
 from trimtab.control.registry import ChainMember, MethodEntry, build
 from trimtab.learner.gradient import ActorGradient
 from trimtab.methods.ess import ESSStep
@@ -167,7 +167,7 @@ def test_a_small_gradient_is_left_as_it_is() -> None:
 # --------------------------------------------------------------------------------------------------------------------- chain
 
 
-class Says(Method):
+class Says(StepMethod):
     """Answers what it is told to, and remembers that it was asked."""
 
     def __init__(self, name: str, verdict: float | Refuse) -> None:
@@ -181,7 +181,7 @@ class Says(Method):
         self.told += 1
 
 
-class Stops(Method):
+class Stops(GradientMethod):
     name = "stops"
 
     def __init__(self) -> None:

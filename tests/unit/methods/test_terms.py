@@ -104,10 +104,10 @@ def test_a_term_is_neither_weighted_nor_masked_nor_scaled_by_credit() -> None:
 def test_the_term_adds_to_the_owners_loss() -> None:
     c = Chain.resolve([MethodEntry(name=n) for n in ("seq_tis", "kl_term", "entropy_term")], setting())
     assert [m.name for m in c.terms] == ["kl_term", "entropy_term"]
-    assert c.owner(Point.OBJECTIVE).name == "linear"
+    assert c.objective_owner.name == "linear"
     assert Need.REFERENCE in c.needs
     assert Need.VOCAB in c.needs
-    assert not c.surveys(Point.OBJECTIVE)
+    assert not c.surveying(Point.OBJECTIVE)
     v = view()
     assert v.entropy_N is not None
     added = c.term(v, one(v), torch.zeros(N, dtype=torch.float64))
@@ -215,9 +215,9 @@ def test_a_fixed_beta_stays_and_asks_for_no_survey() -> None:
         method.shape(view())
         method.after(result(applied=True))
     assert method.state_dict() == {"beta": 0.001}
-    assert not hasattr(kl_term(), "survey")
+    assert not kl_term().surveys
     adaptive = Chain.resolve([MethodEntry(name="seq_tis"), MethodEntry.model_validate({"name": "kl_term", "target": 0.1})], setting())
-    assert adaptive.surveys(Point.OBJECTIVE)
+    assert adaptive.surveying(Point.OBJECTIVE)
 
 
 def test_the_rewards_beta_follows_its_target() -> None:
