@@ -256,5 +256,11 @@ class StoppedByRule(TrimtabError):
     exit_code = 3
 
 
+class StoppedEarly(TrimtabError):
+    """A signal ended a run before it had anything to keep (exit code 130)."""
+
+    exit_code = 130
+
+
 class StoppedByDetector(StoppedByRule):
     """A detector with ``action = "stop"`` ended the run: what the numbers of training did, not what broke around them."""

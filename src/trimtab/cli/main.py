@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from trimtab.cli.streams import forgive
 from trimtab.records import TrimtabError
 
 app = typer.Typer(
@@ -242,6 +243,7 @@ def lab_copy(name: Experiment, file: Annotated[Path, typer.Argument(help="where 
 
 def main() -> None:
     """Entry point: an error the user can act on is one sentence and its exit code."""
+    forgive()
     try:
         app()
     except TrimtabError as error:

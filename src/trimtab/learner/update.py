@@ -77,6 +77,7 @@ class Learner:
         self.clock = clock or Clock()
         self.applied_batches = 0
         self.consumed_batches = 0
+        self.committed = False  # something of the batch in hand has moved, or is about to: it can no longer be given up
         if critic is None and Need.VALUES in chain.needs:
             if options.critic.kind == "tabular":
                 raise ValueError("a tabular critic needs the task's answers and the learner was given none")
@@ -102,7 +103,11 @@ class Learner:
 
     # ------------------------------------------------------------------------------------------------ a batch
     def train(self, batch: Batch, *, lag_zero: bool = False) -> list[UpdateResult]:
-        """Consume one batch: ``epochs`` passes of ``updates_per_batch`` updates, each over its share of the groups."""
+        """Consume one batch: ``epochs`` passes of ``updates_per_batch`` updates, each over its share of the groups.
+
+        An exception from outside that comes before ``committed`` leaves parameters, optimizer and the methods' state as they were.
+        """
+        self.committed = False
         with self.clock.span("pack"):
             valid = drop_invalid(batch.groups)
             groups = valid.groups
@@ -175,8 +180,11 @@ class Learner:
         accumulation = Accumulation(tools, mine, totals, columns, result.notes, version=batch.version, mini_step=mini_step)
         refused: Refused | None = None
         try:
-            accumulation.run(warming=tools.critic is not None and self.consumed_batches < self.options.critic.warmup)
-            result.seen = accumulation.seen()
+            try:
+                accumulation.run(warming=tools.critic is not None and self.consumed_batches < self.options.critic.warmup)
+                result.seen = accumulation.seen()
+            finally:
+                self.committed = True
             finite(result.seen)
             if not accumulation.signal:
                 raise Refused("no_signal: every coefficient is zero", broken=False)

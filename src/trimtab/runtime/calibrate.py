@@ -11,7 +11,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,8 +23,8 @@ from trimtab.methods.gac import GAC
 from trimtab.records import Json, TrimtabError
 from trimtab.runtime.build import build
 from trimtab.runtime.lockstep import Lockstep
-from trimtab.runtime.run import stop_signals
 from trimtab.runtime.session import Session
+from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
@@ -85,10 +85,11 @@ def cosines(config: RunConfig, batches: int) -> list[float]:
     try:
         watching = _watch(parts.learner.chain.members)
         with tempfile.TemporaryDirectory() as above, RunFolder.create(Path(above) / "calibration") as folder:
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, _Silent())
+            stop = Stop()
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, _Silent(), stop)
             session.open()
-            with closing(session), stop_signals() as stopping:
-                Lockstep(session, parts.sampler, config.runtime).run(stopping)
+            with closing(session), stop.listening(), suppress(Interrupted):
+                Lockstep(session, parts.sampler, config.runtime).run(stop)
     finally:
         parts.sampler.close()
     return watching.seen

@@ -127,12 +127,20 @@ class Controller(threading.Thread):
             f"runtime.progress_deadline_s = {self._options.progress_deadline_s:g}: no group came back in that time: {waits}"
         )
 
-    def publish(self, version: Version, weights: Mapping[str, Tensor], probe: Sequence[Sequence[float]]) -> None:
-        """Start to bring the weights to the workers; waits only for the publication before.
+    def publish(
+        self,
+        version: Version,
+        weights: Mapping[str, Tensor],
+        probe: Sequence[Sequence[float]],
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Start to bring the weights to the workers; waits only for the publication before. When ``stopping`` nobody needs them any more.
 
         ``probe``: what the learner says of the first segments of the probe, under these weights.
         """
-        self._wait_published()
+        self._wait_published(stopping)
+        if stopping():
+            return
         prepared = self._publisher.prepare(version, weights, probe)  # without the lock: groups come in meanwhile
         with self._changed:
             while not self._publisher.idle:  # a worker has come up meanwhile
@@ -140,9 +148,9 @@ class Controller(threading.Thread):
             self._publisher.publish(prepared)
         self._crew.wake()
 
-    def _wait_published(self) -> None:
+    def _wait_published(self, stopping: Callable[[], bool]) -> None:
         with self._changed:
-            while not self._publisher.idle:
+            while not self._publisher.idle and not stopping():
                 self._sleep()
             self._raise()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import shutil
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +20,7 @@ from trimtab.store.jsonl import read_jsonl
 log = logging.getLogger(__name__)
 
 DRAIN_S = 600.0  # at the end of a run, the next answer is waited for this long
+LOOK_S = 0.5  # how often one looks meanwhile whether the run shall stop
 _NAME = re.compile(r"(\d+)-(\d+)")  # a folder: the batch and the version
 AT_ONCE = 4  # questions that may be open; what comes due meanwhile is left out, so that a slow evaluator fills no disk
 
@@ -49,10 +51,13 @@ class Evaluations:
                 log.warning("no evaluation after batch %d: %d are still to be answered; raise eval.every", consumed, AT_ONCE)
         self._take(0.0)
 
-    def finish(self) -> None:
-        """Wait for what is pending."""
-        while self._pending:
-            if not self._take(DRAIN_S):
+    def finish(self, stopping: Callable[[], bool] = lambda: False) -> None:
+        """Wait for what is pending; what is still pending when ``stopping`` is asked again by a resume."""
+        since = time.monotonic()
+        while self._pending and not stopping():
+            if self._take(LOOK_S):
+                since = time.monotonic()
+            elif time.monotonic() - since > DRAIN_S:
                 raise StoppedByRule(f"eval: no answer from the evaluator for {DRAIN_S:g} s; see run.log in the run folder")
 
     def close(self) -> None:

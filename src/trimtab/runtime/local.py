@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 
 import numpy as np
 
 from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
-from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
+from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
 from trimtab.runtime.build import Parts
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator, start_worker
-from trimtab.runtime.rescore import rescorer
+from trimtab.runtime.rescore import Rescore, rescorer
 from trimtab.runtime.session import Session
+from trimtab.runtime.stopping import Stop
 from trimtab.weights.shared import SharedBlocks
 
 PROBE_PROMPTS, PROBE_TOKENS = 8, 512  # most prompts and tokens that engine and learner both score at every publication
@@ -28,7 +29,7 @@ class Local:
         self._session, self._parts, self._options = session, parts, options
         self._probe = probe(parts, session.config.rollout.temperature)
 
-    def run(self, stopping: Callable[[], bool]) -> bool:
+    def run(self, stopping: Stop) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
         session, options = self._session, self._options
         with (
@@ -41,16 +42,26 @@ class Local:
                 lambda name: start_worker(session, name, blocks, self._probe, options.worker_threads),
                 blocks,
                 session.config.learner.accepted_gap,
-                rescorer(session.config, session.learner.model),
+                self._rescorer(stopping),
             )
             with closing(controller):
                 session.lock = controller.lock
                 self._loop(controller, evaluations, stopping)
             if not stopping():
-                evaluations.finish()
+                evaluations.finish(stopping)
         return session.consumed >= session.config.learner.batches
 
-    def _loop(self, controller: Controller, evaluations: Evaluations, stopping: Callable[[], bool]) -> None:
+    def _rescorer(self, stopping: Stop) -> Rescore | None:
+        score = rescorer(self._session.config, self._session.learner.model)
+
+        def interruptibly(groups: Sequence[Group]) -> list[Group]:
+            assert score is not None
+            with stopping.in_hand():
+                return score(groups)
+
+        return None if score is None else interruptibly
+
+    def _loop(self, controller: Controller, evaluations: Evaluations, stopping: Stop) -> None:
         session = self._session
         with session.clock.span("start"):
             controller.launch()
@@ -67,7 +78,7 @@ class Local:
     def _publish(self, controller: Controller, probe: Sequence[Segment]) -> None:
         """With the log-probs of ``probe``: all of it at the start, one sequence from then on, which costs little."""
         scores = [self._score(segment) for segment in probe]
-        controller.publish(self._session.version, self._session.weights(), scores)
+        controller.publish(self._session.version, self._session.weights(), scores, self._session.stop)
 
     def _score(self, segment: Segment) -> list[float]:
         model = self._session.learner.model

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import cast
 
@@ -33,6 +33,7 @@ from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator
 from trimtab.runtime.rescore import rescorer
 from trimtab.runtime.session import SamplerWindow, Session
+from trimtab.runtime.stopping import Stop
 from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
@@ -66,7 +67,7 @@ class Lockstep:
         if self._late:
             session.after_batch = self._remember
 
-    def run(self, stopping: Callable[[], bool]) -> bool:
+    def run(self, stopping: Stop) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
         session = self._session
         if self._late and not self._snapshots:
@@ -81,7 +82,7 @@ class Lockstep:
                 session.consume(formed, self._publish_newest, self._window, lambda: "learner waits for its own sampling")
                 evaluations.after_batch()
             if not stopping():
-                evaluations.finish()
+                evaluations.finish(stopping)
         return session.consumed >= session.config.learner.batches
 
     # ------------------------------------------------------------------------------------------------ generation
@@ -99,7 +100,9 @@ class Lockstep:
             for event in sorted(self._round(ladder), key=_slot):
                 self._settle(event)
         if self._rescore is not None:
-            for group in self._rescore(self._pool.unscored()):
+            with self._session.stop.in_hand():
+                scored = self._rescore(self._pool.unscored())
+            for group in scored:
                 self._pool.rescored(group)
         formed = self._pool.form()
         if isinstance(formed, Finished):
@@ -124,7 +127,8 @@ class Lockstep:
         while self._collector.outstanding:
             if every and self._engine.running and steps % every == 0:
                 self._swap(ladder, steps // every)
-            events += self._collector.step()
+            with self._session.stop.in_hand():
+                events += self._collector.step()
             steps += 1
         return events
 

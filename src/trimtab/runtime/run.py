@@ -5,15 +5,11 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import shutil
-import signal
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 from typing import cast
 
 from torch import Tensor
@@ -21,11 +17,12 @@ from torch import Tensor
 from trimtab.config.load import differences, override, read_resolved, to_toml, validate
 from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import save_policy
-from trimtab.records import Json, StoppedByRule, TrimtabError
+from trimtab.records import Json, StoppedByRule, StoppedEarly, TrimtabError
 from trimtab.report.summary import Status, Summary
 from trimtab.runtime.build import Parts, build
 from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Observer, Session
+from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.durable import write_atomic
 from trimtab.store.resume import prepare_resume
 from trimtab.store.run_folder import RunFolder
@@ -58,37 +55,44 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
     ``report``: draw report.html at the end, which takes longer than a tiny run.
     """
     new = not path.exists()
-    folder = RunFolder.create(path)
-    with folder:
+    folder, stop = RunFolder.create(path), Stop()
+    with folder, stop.listening():
         configure("INFO", path / "run.log", "learner")
         try:
-            parts = build(config)
-        except BaseException:
+            with stop.at_once():
+                parts = build(config)
+        except BaseException as error:
             if new:
                 shutil.rmtree(path)
+            if isinstance(error, Interrupted):
+                raise StoppedEarly("stopped before the run had begun: nothing of it is kept") from None
             raise
         try:
             _write_config(folder, config)
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
-            return _drive(session, parts, None, report=report)
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
+            return _drive(session, parts, None, stop, report=report)
         finally:
             parts.sampler.close()
 
 
 def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: bool = True) -> Summary:
     """Go on from the newest checkpoint that verifies; overrides are limited to what may change."""
-    folder = RunFolder.open(path)
-    with folder:
+    folder, stop = RunFolder.open(path), Stop()
+    with folder, stop.listening():
         configure("INFO", path / "run.log", "learner")
         config = changed(read_resolved(folder.config_json), overrides)
-        parts = build(config)
+        try:
+            with stop.at_once():
+                parts = build(config)
+        except Interrupted:
+            raise StoppedEarly("stopped before the run had gone on: it stands where it stood") from None
         try:
             point = prepare_resume(folder)
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer)
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
             if point is not None:
                 session.restore(point.number, point.parts)
             _write_config(folder, config)
-            return _drive(session, parts, None if point is None else point.parts, report=report)
+            return _drive(session, parts, None if point is None else point.parts, stop, report=report)
         finally:
             parts.sampler.close()
 
@@ -120,7 +124,7 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
     write_atomic(folder.config_json, (json.dumps(config.model_dump(mode="json"), indent=1) + "\n").encode())
 
 
-def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None, *, report: bool = True) -> Summary:
+def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None, stop: Stop, *, report: bool = True) -> Summary:
     session.open()
     begun, wall_before = time.perf_counter(), session.tally.wall_s
     used, cpu_before = cpu_used(), session.tally.cpu_s
@@ -128,19 +132,26 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     reason = ""
     try:
         run = _runtime(session, parts, saved)  # before the first checkpoint: the runtime's part belongs to it
-        with stop_signals() as stopping:
+        finished = False
+        with suppress(Interrupted):
             if not session.consumed and "before" not in session.accuracy:  # also where a first start got no further
-                _evaluate(session, parts, "before")
+                with stop.at_once():
+                    _evaluate(session, parts, "before")
             if saved is None:
                 session.checkpoint()
             with _heap_set_aside():
-                finished = session.consumed >= session.config.learner.batches or run(stopping)
-            session.checkpoint()
+                finished = session.consumed >= session.config.learner.batches or run(stop)
+        session.checkpoint()
         if finished:
-            _publish_for_eval(session, parts)
-            _evaluate(session, parts, "after")
-            save_policy(parts.policy.model, parts.policy.tokenizer, session.folder.model)
-        status = "done" if finished else "interrupted"
+            status = "interrupted"  # until the evaluation and the model folder are there; a resume makes them
+            with suppress(Interrupted):
+                _publish_for_eval(session, parts)
+                with stop.at_once():
+                    _evaluate(session, parts, "after")
+                save_policy(parts.policy.model, parts.policy.tokenizer, session.folder.model)
+                status = "done"
+        else:
+            status = "interrupted"
     except TrimtabError as error:
         status, reason = ("stopped" if isinstance(error, StoppedByRule) else "failed"), str(error)
         session.checkpoint()
@@ -164,7 +175,7 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     return summary
 
 
-def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Callable[[], bool]], bool]:
+def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Stop], bool]:
     options = session.config.runtime
     if isinstance(options, LockstepOptions):
         lockstep = Lockstep(session, parts.sampler, options)
@@ -175,28 +186,6 @@ def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | No
     from trimtab.runtime.local import Local
 
     return Local(session, parts, options).run
-
-
-@contextmanager
-def stop_signals() -> Iterator[Callable[[], bool]]:
-    """SIGINT and SIGTERM end the run after the batch in hand; a second SIGINT is the usual KeyboardInterrupt."""
-    asked = threading.Event()
-    before: dict[signal.Signals, object] = {}
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        if asked.is_set() and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        asked.set()
-        # Not logged: the signal may have come in the middle of another line.
-        os.write(2, b"\ntrimtab: stopping after the batch in hand, then a checkpoint; a second Ctrl-C ends without one\n")
-
-    if threading.current_thread() is threading.main_thread():
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for s, handler in before.items():
-            signal.signal(s, cast(signal.Handlers, handler))
 
 
 @contextmanager

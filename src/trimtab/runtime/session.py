@@ -22,6 +22,7 @@ from trimtab.learner.update import Learner, UpdateResult
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
 from trimtab.records import Group, Json, StoppedByDetector, TrimtabError, Version
+from trimtab.runtime.stopping import Stop
 from trimtab.store import checkpoint
 from trimtab.store.jsonl import JsonLines
 from trimtab.store.rollout_log import RolloutLog
@@ -77,8 +78,18 @@ class SamplerWindow:
 class Session:
     """Owns a run folder (its lock is held by the caller), the learner, and what is written about the run."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, learner: Learner, pool: Pool, clock: Clock, observer: Observer) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        learner: Learner,
+        pool: Pool,
+        clock: Clock,
+        observer: Observer,
+        stop: Stop | None = None,
+    ) -> None:
         self.config, self.folder, self.learner, self.pool, self.clock, self.observer = config, folder, learner, pool, clock, observer
+        self.stop = stop or Stop()
         self.version = Version(0, 0)
         self.consumed = 0
         self.tally = RunTotals()
@@ -118,7 +129,8 @@ class Session:
         Where publishing fails, the batch is trained all the same: it is recorded before the error goes on.
         """
         batch = formed.batch
-        results = self.learner.train(batch, lag_zero=self.consumed < self.learner.chain.calibration)
+        with self.stop.in_hand(lambda: not self.learner.committed):
+            results = self.learner.train(batch, lag_zero=self.consumed < self.learner.chain.calibration)
         applied = any(r.applied for r in results)
         if applied:
             self.version = self.version.next()
