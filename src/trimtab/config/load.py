@@ -9,13 +9,15 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import cast, get_args
+from typing import cast
 
 import tomli_w
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trimtab.config.run import RunConfig
+from trimtab.plugins import Kinds, kind_names
 from trimtab.records import Json, TrimtabError
 
 Table = dict[str, Json]
@@ -153,20 +155,26 @@ def _locate(loc: Sequence[int | str]) -> tuple[list[str], list[str]]:
     around = models
     for step in loc:
         part = str(step)
-        tagged = [m for m in models if "kind" in m.model_fields and get_args(m.model_fields["kind"].annotation) == (part,)]
+        tagged = [m for m in models if part in kind_names(m)]
         if tagged and len(models) > 1:
             models = tagged
             continue
         path.append(part)
         around = models
-        models = [inner for m in models if part in m.model_fields for inner in _models(m.model_fields[part].annotation)]
+        models = [inner for m in models if part in m.model_fields for inner in _models(m.model_fields[part])]
     return path, sorted({name for m in around for name in m.model_fields})
 
 
-def _models(annotation: object) -> list[type[BaseModel]]:
+def _models(info: FieldInfo) -> list[type[BaseModel]]:
+    """The tables that may stand in a field."""
+    several = next((mark for mark in info.metadata if isinstance(mark, Kinds)), None)
+    return _within(info.annotation) if several is None else several.classes(cast(type[BaseModel], info.annotation))
+
+
+def _within(annotation: object) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [m for inner in getattr(annotation, "__args__", ()) for m in _models(inner)]
+    return [m for inner in getattr(annotation, "__args__", ()) for m in _within(inner)]
 
 
 def to_toml(config: RunConfig) -> str:

@@ -11,16 +11,21 @@ from trimtab.control.chain import Chain
 from trimtab.control.protocol import Need, Rescoring, SelectMethod, Setting
 from trimtab.control.registry import MethodEntry
 from trimtab.engines.forgetting import Phi
-from trimtab.engines.options import EngineOptions, TorchEngineOptions
+from trimtab.engines.options import EngineOptions, ScriptedEngineOptions, TorchEngineOptions
 from trimtab.learner.options import LearnerOptions
+from trimtab.plugins import Kinds
 from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
 from trimtab.rollout.options import RolloutOptions
 from trimtab.store.options import StoreOptions
-from trimtab.tasks.options import ReasoningGymOptions, TaskOptions, VerifierOptions
+from trimtab.tasks.options import JsonlOptions, PromptOptions, ReasoningGymOptions, VerifierOptions
 from trimtab.telemetry.options import TelemetryOptions
 
 NAMES = "it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first"
+
+
+EngineChoice = Annotated[EngineOptions, Kinds("trimtab.engines", "engine", (TorchEngineOptions, ScriptedEngineOptions), default="torch")]
+TaskChoice = Annotated[PromptOptions, Kinds("trimtab.tasks", "task", (ReasoningGymOptions, JsonlOptions))]
 
 
 class _Options(BaseModel):
@@ -76,14 +81,16 @@ class EvalOptions(_Options):
 class RunConfig(_Options):
     """Everything that determines a run."""
 
+    model_config = ConfigDict(defer_build=True)
+
     name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
     seed: int = Field(0, ge=0)
     model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
     methods: tuple[MethodEntry, ...] = ()
-    task: TaskOptions
+    task: TaskChoice
     verifier: VerifierOptions = VerifierOptions()
     rollout: RolloutOptions
-    engine: EngineOptions = TorchEngineOptions()
+    engine: EngineChoice = TorchEngineOptions()
     learner: LearnerOptions = LearnerOptions()
     runtime: Annotated[LockstepOptions | LocalOptions, Field(discriminator="kind")] = LocalOptions()
     eval: EvalOptions = EvalOptions()
@@ -112,21 +119,12 @@ class RunConfig(_Options):
         if isinstance(self.engine, TorchEngineOptions) and self.engine.dtype != self.learner.dtype:
             remedy = f"weights are published as they are and learner.dtype is {self.learner.dtype}; use one for both"
             raise TrimtabError.field("engine.dtype", self.engine.dtype, remedy)
-        if self.learner.critic.kind == "tabular":
-            self._knows_answers()
+        self.learner.critic.check_task(self.task)
         updates, groups = self.learner.updates_per_batch, self.rollout.prompts_per_batch
         if updates > groups:
             remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
             raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
         return self
-
-    def _knows_answers(self) -> None:
-        task = self.task
-        if not isinstance(task, ReasoningGymOptions) or task.name != "chain_sum" or task.answer_after is None:
-            remedy = "it is told the running totals of chain_sum, with task.answer_after between them; use model or head"
-            raise TrimtabError.field("learner.critic.kind", "tabular", remedy)
-        if self.learner.critic.bootstrap:
-            raise TrimtabError.field("learner.critic.bootstrap", True, "a tabular critic has no value after the last token; set false")
 
     @property
     def asynchronous(self) -> bool:
@@ -160,6 +158,6 @@ class RunConfig(_Options):
                 norms=self.learner.norms,
             ),
         )
-        if self.learner.critic.kind == "tabular" and Need.VALUES in chain.needs:
-            chain.say("the critic is privileged: it is told the right answer (learner.critic.kind = tabular)")
+        if self.learner.critic.remark and Need.VALUES in chain.needs:
+            chain.say(self.learner.critic.remark)
         return chain

@@ -1,16 +1,11 @@
-"""Options of the engines, told apart by ``kind``. Imports no torch."""
+"""Options of the engines, told apart by ``kind``. Imports no torch; other kinds are plug-ins (:mod:`trimtab.plugins`)."""
 
 from __future__ import annotations
 
-import math
 import re
-from statistics import NormalDist
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-
-from trimtab import keyed
-from trimtab.records import TrimtabError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -24,13 +19,34 @@ def _device(name: str) -> str:
 Device = Annotated[str, AfterValidator(_device)]
 
 
-class TorchEngineOptions(BaseModel):
-    """The embedded engine: the real transformers model, continuous batching over ``slots`` rows of a KV cache."""
+class EngineOptions(BaseModel):
+    """What the options of every engine have. ``made_by`` names ``module:function``, called with (policy, options, rescore)."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    kind: Literal["torch"] = "torch"
+    made_by: ClassVar[str]
+
+    kind: str
     slots: int = Field(64, ge=1, description="rows decoded together")
+
+    def longest(self) -> int | None:
+        """Tokens of prompt and response that the engine has room for; None: what the model has."""
+        return None
+
+    def speed(self, key: int) -> float:
+        """Tokens a decode step that the rollout with this key is given, above 0 and at most 1."""
+        return 1.0
+
+    def check_timing(self) -> None:
+        """TrimtabError where the time that a rollout keeps its slot does not tell how long its decode steps take."""
+
+
+class TorchEngineOptions(EngineOptions):
+    """The embedded engine: the real transformers model, continuous batching over ``slots`` rows of a KV cache."""
+
+    made_by = "trimtab.engines.torch_engine:make"
+
+    kind: Literal["torch"] = "torch"
     dtype: Literal["float32", "bfloat16", "float64"] = "float32"
     device: Device = Field("cpu", description="cpu, cuda, or cuda:N for one of several")
     cache_policy: Literal["recompute", "keep"] = Field(
@@ -38,54 +54,14 @@ class TorchEngineOptions(BaseModel):
     )
     max_context: int | None = Field(None, ge=2, description="longest prompt + response in tokens; None: the model's own")
 
+    def longest(self) -> int | None:
+        return self.max_context
 
-class ScriptedEngineOptions(BaseModel):
+
+class ScriptedEngineOptions(EngineOptions):
     """The deterministic engine of tests and soak runs: tokens come from a script, one a step, and weights change nothing."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    made_by = "trimtab.engines.scripted:make"
 
     kind: Literal["scripted"] = "scripted"
-    slots: int = Field(64, ge=1)
     vocabulary: int = Field(16, ge=1, description="the built-in script draws ids uniformly below this number")
-
-
-class LatencyEngineOptions(TorchEngineOptions):
-    """The torch engine, slowed down as if it ran on another device: for benchmarks and the laboratory. Sleeping costs no CPU.
-
-    ``slowness``: long-tailed lengths without long responses. A rollout takes a token only every so many decode steps, a number drawn
-    from a log-normal with median 1 and this sigma, at least 1. ``rollout_s``, ``rollout_p99_s``: long-tailed latency. A rollout keeps
-    its slot until its drawn log-normal time has passed, all of its tokens sampled at the beginning. What is drawn depends on the
-    rollout's key alone.
-    """
-
-    kind: Literal["latency"] = "latency"  # type: ignore[assignment]
-    step_s: float = Field(0.0, ge=0, description="a decode step takes at least this long")
-    slowness: float = Field(0.0, ge=0, description="sigma of the log-normal number of decode steps a token; 0: one step")
-    rollout_s: float | None = Field(None, gt=0, description="median of the log-normal seconds a rollout takes at least; None: none")
-    rollout_p99_s: float | None = Field(None, gt=0, description="their 99th percentile; default: all take the median")
-
-    @model_validator(mode="after")
-    def _quantiles(self) -> Self:
-        if self.rollout_p99_s is not None and (self.rollout_s is None or self.rollout_p99_s < self.rollout_s):
-            raise TrimtabError.field("engine.rollout_p99_s", self.rollout_p99_s, "give the median as rollout_s, and no less than it here")
-        return self
-
-    def speed(self, key: int) -> float:
-        """Tokens a decode step, at most 1."""
-        return min(1.0, math.exp(-self.slowness * _normal(key, 0))) if self.slowness else 1.0
-
-    def hold(self, key: int) -> float:
-        """Seconds that the rollout keeps its slot at least."""
-        if self.rollout_s is None:
-            return 0.0
-        sigma = math.log((self.rollout_p99_s or self.rollout_s) / self.rollout_s) / NormalDist().inv_cdf(0.99)
-        return self.rollout_s * math.exp(sigma * _normal(key, 1))
-
-
-def _normal(key: int, which: int) -> float:
-    """Standard normal, one of several that belong to a rollout."""
-    u = float(keyed.uniform(keyed.fold(key, keyed.LATENCY, which), 0, 0))
-    return NormalDist().inv_cdf(min(max(u, 2.0**-53), 1 - 2.0**-53))
-
-
-EngineOptions = Annotated[TorchEngineOptions | LatencyEngineOptions | ScriptedEngineOptions, Field(discriminator="kind")]

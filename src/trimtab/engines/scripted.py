@@ -17,11 +17,14 @@ import numpy as np
 from trimtab import keyed
 from trimtab.engines.digest import weights_digest
 from trimtab.engines.options import ScriptedEngineOptions
-from trimtab.engines.protocol import Completion, Request
+from trimtab.engines.protocol import Completion, Engine, Request
 from trimtab.records import F32, Segment, StopReason, TrimtabError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trimtab.engines.checkpoint import Policy
+    from trimtab.engines.forgetting import Phi
 
 Script = Callable[[Request], Sequence[tuple[int, float]]]  # -> (token, log-prob) of every token it would say
 
@@ -55,6 +58,11 @@ class _ScriptedRow:
         if made >= self.request.max_new_tokens:
             return StopReason.LENGTH
         return StopReason.EOS if made >= len(self.script) else None
+
+
+def make(policy: Policy, options: ScriptedEngineOptions, rescore: Phi | None) -> Engine:
+    """The engine of a run, serving version 0; it says nothing of the policy."""
+    return ScriptedEngine(options, rescore=rescore is not None)
 
 
 class ScriptedEngine:

@@ -26,14 +26,19 @@ from trimtab.engines import kv
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.forgetting import Phi, forgetting
 from trimtab.engines.forward import Forward
-from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
-from trimtab.engines.protocol import Completion, Request
+from trimtab.engines.options import TorchEngineOptions
+from trimtab.engines.protocol import Completion, Engine, Request
 from trimtab.engines.rows import Rows, kept_sets
 from trimtab.engines.scoring import said, score
 from trimtab.engines.served import ServedWeights
 from trimtab.engines.waiting import WaitingRequests
 from trimtab.functional.distribution import Knobs, check_sampling, kept_set, log_probs, sample, tempered
 from trimtab.records import F32, Segment, TrimtabError
+
+
+def make(policy: Policy, options: TorchEngineOptions, rescore: Phi | None) -> Engine:
+    """The engine of a run, serving version 0."""
+    return TorchEngine(policy, options, rescore=rescore)
 
 
 class TorchEngine:
@@ -50,7 +55,6 @@ class TorchEngine:
         self, policy: Policy, options: TorchEngineOptions, version: int = 0, incarnation: int = 0, rescore: Phi | None = None
     ) -> None:
         self.options, self._rescore = options, rescore
-        self._speed = options.speed if isinstance(options, LatencyEngineOptions) else lambda key: 1.0
         self._device = torch.device(options.device)
         model = copy.deepcopy(policy.model).eval().requires_grad_(False).to(self._device)
         dtype = getattr(torch, options.dtype)
@@ -174,7 +178,7 @@ class TorchEngine:
         for row, ready in zip(free, starting, strict=False):
             if ready.keys is not None:
                 self._cache.put(row, ready.keys)
-            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation, now, self._speed(ready.request.key))
+            rows.start(row, ready.request, ready.uniform, self.version, self.incarnation, now, self.options.speed(ready.request.key))
         for row in reversed([row for row in free[len(starting) :] if row < in_use]):
             # From the highest hole down, the last row is the hole itself or a running one.
             self._cache.move(rows.n - 1, row, int(rows.position[rows.n - 1]))

@@ -14,6 +14,8 @@ from trimtab.config.run import RunConfig
 from trimtab.control.chain import Chain
 from trimtab.lab import warm
 from trimtab.lab.numerics import NUMERICS
+from trimtab.plugins import targets
+from trimtab.pool.options import ADMISSIONS, LagOptions
 from trimtab.records import Json, TrimtabError
 
 # What a run is called, how durable and how watched it is: numbers do not depend on it.
@@ -45,15 +47,17 @@ def key(config: RunConfig, runner: str, options: dict[str, Json], numerics: int 
     for name in ("path", "eval_path"):
         if isinstance(task.get(name), str):
             task[name] = _tree(str(task[name]))
-    code = sorted({_source(module) for module in _outside(chain, task, runner)})
+    code = sorted({_source(module) for module in _outside(config, chain, runner)})
     whole: Json = {"numerics": numerics, "runner": runner, "options": options, "config": table, "code": cast(Json, code)}
     return hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()[:LENGTH]
 
 
-def _outside(chain: Chain, task: dict[str, Json], runner: str) -> list[str]:
+def _outside(config: RunConfig, chain: Chain, runner: str) -> list[str]:
     """Modules of other people's code in a run."""
-    functions = [name for name in (str(task.get("reward", "")), runner) if ":" in name]
-    modules = [type(m).__module__ for m in chain.methods] + [name.partition(":")[0] for name in functions]
+    admission = targets(ADMISSIONS).get(config.runtime.admission, "") if isinstance(config.runtime, LagOptions) else ""
+    functions = [name for name in (str(getattr(config.task, "reward", "")), runner, admission) if ":" in name]
+    chosen = (*chain.methods, config.engine, config.task, config.task.shaping, config.learner.critic)
+    modules = [type(x).__module__ for x in chosen] + [name.partition(":")[0] for name in functions]
     return [m for m in modules if m.partition(".")[0] != "trimtab"]
 
 

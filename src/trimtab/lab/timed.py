@@ -14,8 +14,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.config.run import LocalOptions, RunConfig
-from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
+from trimtab.engines.options import TorchEngineOptions
 from trimtab.lab.mistakes import checked
+from trimtab.lab.plugins.latency import LatencyEngineOptions
 from trimtab.lab.runners import Work, lean, takes
 from trimtab.lab.series import seconds
 from trimtab.records import StoppedByRule, TrimtabError

@@ -23,12 +23,14 @@ from transformers import PreTrainedModel
 
 from trimtab import functional as F
 from trimtab.learner.attention import hidden_states
+from trimtab.learner.critic_options import CriticOptions
 from trimtab.learner.layout import BlockLayout
 from trimtab.learner.optimizer import ScheduledAdamW
-from trimtab.learner.options import CriticOptions
 from trimtab.learner.packing import Packed
 from trimtab.learner.passes import PackedModel
+from trimtab.plugins import attribute
 from trimtab.records import StopReason
+from trimtab.tasks.options import PromptOptions
 
 Reduce = Callable[[Sequence[Tensor]], None]
 
@@ -54,6 +56,15 @@ class Fitted:
     lr: float
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What a critic may know of the run beside the policy."""
+
+    task: PromptOptions
+    decode: Callable[[Sequence[int]], str]  # the text of tokens, without special ones
+    positions: int  # most action tokens of a rollout
+
+
 class ValueFunction(Protocol):
     """What the learner needs of a critic. Columns ``_N`` are in rollout order, in the dtype of the packed log-probs."""
 
@@ -75,6 +86,21 @@ class ValueFunction(Protocol):
 
     def state_dict(self) -> dict[str, object]: ...
     def load_state_dict(self, state: dict[str, object]) -> None: ...
+
+
+def make_critic(policy: PackedModel, options: CriticOptions, told: Told | None) -> ValueFunction:
+    """The critic of these options.
+
+    Raises:
+        ValueError: its kind must be told about the run, and ``told`` is None.
+    """
+    made_by = cast(Callable[[PackedModel, CriticOptions, Told | None], ValueFunction], attribute(options.made_by))
+    return made_by(policy, options, told)
+
+
+def make(policy: PackedModel, options: CriticOptions, told: Told | None) -> ValueFunction:
+    """A learned one, which is told nothing."""
+    return Critic(policy, options)
 
 
 def alone(tensors: Sequence[Tensor]) -> None:

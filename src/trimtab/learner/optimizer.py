@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.learner.moved import Sample
-from trimtab.learner.options import AdamWOptions, ConstantOptions, CosineOptions, Schedule
+from trimtab.learner.optimizer_options import AdamWOptions, ConstantOptions, CosineOptions, Schedule
 
 
 def schedule_factor(options: Schedule, applied: int) -> float:

@@ -8,81 +8,25 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from trimtab.control.protocol import Reduction
 from trimtab.engines.options import Device
+from trimtab.learner.critic_options import CriticOptions
+from trimtab.learner.optimizer_options import AdamWOptions, ConstantOptions, Schedule
+from trimtab.plugins import Kinds
 
 
 class _Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class AdamWOptions(_Options):
-    """AdamW (Loshchilov & Hutter 2019); decay applies to every parameter, as in the released recipes."""
-
-    lr: float = Field(3e-4, gt=0)
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
-
-
-class ConstantOptions(_Options):
-    """``warmup`` linear steps, then constant. Steps are *applied* optimizer steps: a skipped step does not advance it."""
-
-    kind: Literal["constant"] = "constant"
-    warmup: int = Field(0, ge=0)
-
-
-class WSDOptions(_Options):
-    """Warmup-stable-decay: linear up over ``warmup``, constant for ``stable``, linear down to ``floor`` over ``decay`` steps (0: never)."""
-
-    kind: Literal["wsd"]
-    warmup: int = Field(0, ge=0)
-    stable: int = Field(ge=0)
-    decay: int = Field(ge=0)
-    floor: float = Field(0.0, ge=0, le=1)
-
-
-class CosineOptions(_Options):
-    """Linear up over ``warmup``, then down half a cosine to ``floor`` over ``decay`` steps (Loshchilov & Hutter 2017), constant from there.
-
-    Counted in applied steps: for a run to its end, ``decay`` = learner.batches x updates_per_batch x epochs - ``warmup``.
-    """
-
-    kind: Literal["cosine"]
-    warmup: int = Field(0, ge=0)
-    decay: int = Field(ge=1)
-    floor: float = Field(0.0, ge=0, le=1)
-
-
-Schedule = Annotated[ConstantOptions | WSDOptions | CosineOptions, Field(discriminator="kind")]
-
-
-class CriticAdamWOptions(AdamWOptions):
-    """The critic's AdamW: no decay, and a rate of its own."""
-
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
-
-
-class CriticOptions(_Options):
-    """The value function of methods that need values. Its schedule counts its own applied steps."""
-
-    kind: Literal["model", "head", "tabular"] = Field(
-        "model",
-        description="own copy of the policy's trunk; a linear head on its detached states; tabular: privileged, knows the right answer",
-    )
-    optimizer: CriticAdamWOptions = CriticAdamWOptions()
-    schedule: Schedule = ConstantOptions()
-    max_norm: float = Field(1.0, gt=0, description="clip of the critic's gradient norm")
-    updates: int = Field(1, gt=0, description="critic updates per actor update")
-    warmup: int = Field(0, ge=0, description="first batches in which only the critic trains")
-    value_clip: float | None = Field(None, gt=0, description="distance from the old value beyond which the loss is pessimistic; none: off")
-    bootstrap: bool = Field(False, description="a rollout that the token limit cut continues with the critic's value; else with 0")
+CriticChoice = Annotated[CriticOptions, Kinds("trimtab.critics", "learner.critic", (CriticOptions,), default="model")]
 
 
 class LearnerOptions(_Options):
+    model_config = ConfigDict(defer_build=True)
+
     batches: int = Field(400, gt=0, description="batches to consume")
     optimizer: AdamWOptions = AdamWOptions()
     schedule: Schedule = ConstantOptions()
-    critic: CriticOptions = CriticOptions()
+    critic: CriticChoice = CriticOptions()
     reference: str | None = Field(None, description="model of KL terms: a local folder or package:NAME; default: the run's own model")
     updates_per_batch: int = Field(1, gt=0, description="optimizer updates in one pass over a batch; each takes a share of its groups")
     epochs: int = Field(1, gt=0, description="passes over a batch")

@@ -19,7 +19,7 @@ from trimtab.control.chain import Chain
 from trimtab.control.protocol import Need, Notes, Refuse, Skip, StepResult, StepView
 from trimtab.learner.accumulate import Accumulation, finite
 from trimtab.learner.credit import start_batch
-from trimtab.learner.critic import Critic, Regression, ValueFunction
+from trimtab.learner.critic import Regression, ValueFunction, make_critic
 from trimtab.learner.gradient import ActorGradient, CosineSketch, parameter_groups
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Seen, Share, share
@@ -79,9 +79,7 @@ class Learner:
         self.consumed_batches = 0
         self.committed = False  # something of the batch in hand has moved, or is about to: it can no longer be given up
         if critic is None and Need.VALUES in chain.needs:
-            if options.critic.kind == "tabular":
-                raise ValueError("a tabular critic needs the task's answers and the learner was given none")
-            critic = Critic(model, options.critic)
+            critic = make_critic(model, options.critic, None)
         if reference is None and Need.REFERENCE in chain.needs:
             raise ValueError("a method of the chain needs a reference model and the learner was given none")
         self._tools = Tools(

@@ -112,14 +112,6 @@ class Bounds:
         return Blocked(BlockedBy.LAG, f"{n} groups of version {v} or older fill the batches up to version {v + self.max_lag}")
 
 
-def areal_capacity(eta: int, version: int, batch_groups: int, accepted: int, running: int) -> int:
-    """AReaL's gate (arXiv 2505.24298): how many more groups may be admitted.
-
-    ``accepted``: trained on or queued. A rejected group leaves it; a skipped batch stays in it, and the version does not rise.
-    """
-    return (eta + version + 1) * batch_groups - (accepted + running)
-
-
 def surplus_groups(batch_groups: int, surplus: float, batches: int, calibration: int) -> int:
     """How many groups lockstep has brought for the first ``batches`` batches; the ``calibration`` first have no surplus."""
     each = math.ceil(batch_groups * (1 + surplus) - 1e-9)

@@ -2,18 +2,18 @@
 
 ==========  ======================================================================================================================
 ``lag``     inequality (I) of :mod:`trimtab.pool.admission`, by charge: the default, and a theorem
-``areal``   totals against the version, for comparison
+a plug-in   a rule of :mod:`trimtab.pool.rules` that counts totals, in its place
 surplus     lockstep's: so many groups a batch, whatever becomes of them; (I) beside it where ``max_lag`` is given
 ==========  ======================================================================================================================
 """
 
-from trimtab.pool.admission import Bounds, areal_capacity, surplus_groups
+from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book
 from trimtab.pool.ledger import SlotState
-from trimtab.pool.options import PoolOptions
+from trimtab.pool.options import LAG, PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.results import Blocked, BlockedBy
-from trimtab.records import StoppedByRule
+from trimtab.pool.rules import Rule, Surplus, batches, rule_named
 
 
 class Gate:
@@ -21,12 +21,14 @@ class Gate:
 
     def __init__(self, options: PoolOptions, plan: Plan, calibration: int) -> None:
         self.plan, self._options, self._calibration = plan, options, calibration
-        by_charge = None if options.admission == "areal" else options.max_lag
+        self._surplus = Surplus(options, plan, calibration) if options.surplus else None
+        self._admission = None if options.admission == LAG else rule_named(options.admission)(options, plan, calibration)
+        by_charge = options.max_lag if self._admission is None else None
         self._open = Bounds(plan.batch_groups, by_charge, None if options.surplus else options.batches_ahead)
         self._calibrating = Bounds(plan.batch_groups, 0, 0)
 
     def calibrating(self, book: Book) -> bool:
-        return _batches(book, self.plan) < self._calibration
+        return batches(book, self.plan) < self._calibration
 
     def bounds(self, book: Book) -> Bounds:
         """The limits now in force."""
@@ -40,10 +42,10 @@ class Gate:
                 return Blocked(BlockedBy.PLAN, f"all {self.plan.target} planned groups are admitted")
             if bounds.most is not None and ledger.outstanding >= bounds.most:
                 return Blocked(BlockedBy.DEPTH, f"{ledger.outstanding} groups are outstanding, depth {bounds.depth} allows {bounds.most}")
-        places = self.places(book, version)
-        if places is not None and places <= 0:
-            rule = f"totals allow none at version {version}" if self._areal(book) else "this batch has its surplus"
-            return Blocked(BlockedBy.LAG, f"{self._accepted(book)} groups came and {ledger.count(SlotState.RUNNING)} are running: {rule}")
+        rule = self._rule(book)
+        if rule is not None and rule.places(book, version) <= 0:
+            running = ledger.count(SlotState.RUNNING)
+            return Blocked(BlockedBy.LAG, f"{rule.came(book)} groups came and {running} are running: {rule.why(version)}")
         return bounds.block(book.profile, worker, held, version + bool(book.training))
 
     def free(self, book: Book, held: int, version: int) -> int:
@@ -59,41 +61,20 @@ class Gate:
         return max(0, min(limits)) if self._wanted(book) else 0
 
     def places(self, book: Book, version: int) -> int | None:
-        """Left by a rule that counts totals. None: there is none."""
-        running = book.ledger.count(SlotState.RUNNING)
-        if self._areal(book):
-            assert self._options.max_lag is not None
-            return areal_capacity(self._options.max_lag, version, self.plan.batch_groups, self._accepted(book), running)
-        if self._options.surplus:
-            turn = _batches(book, self.plan) + 1
-            brought = surplus_groups(self.plan.batch_groups, self._options.surplus, turn, self._calibration)
-            return brought - self._accepted(book) - running
-        return None
+        """Left by a rule that counts totals. None: there is none, or not yet."""
+        rule = self._rule(book)
+        return None if rule is None else rule.places(book, version)
 
     def check_open(self, book: Book, version: int) -> None:
-        """StoppedByRule where AReaL's gate has closed for good: nothing runs, too little waits, and there are no places."""
-        ledger, places = book.ledger, self.places(book, version)
-        idle = not ledger.count(SlotState.RUNNING) and ledger.count(SlotState.WAITING) < self.plan.batch_groups
-        if self._areal(book) and idle and places is not None and places <= 0:
-            raise StoppedByRule(
-                f"runtime.admission = 'areal': {_batches(book, self.plan)} batches were consumed but the version is {version}: each "
-                "skipped batch has closed the gate by one, and it admits nothing more; use admission = 'lag'"
-            )
+        """StoppedByRule where the rule has closed the gate for good."""
+        rule = self._rule(book)
+        if rule is not None:
+            rule.check_open(book, version)
 
-    def _areal(self, book: Book) -> bool:
-        return self._options.admission == "areal" and not self.calibrating(book)
-
-    def _accepted(self, book: Book) -> int:
-        """AReaL's: trained on or queued. Lockstep's: every arrival that was fit to wait, whatever became of it."""
-        if self._options.surplus:
-            return book.ledger.arrivals - book.unfit
-        return book.ledger.count(SlotState.TRAINED) + book.ledger.count(SlotState.WAITING)
+    def _rule(self, book: Book) -> Rule | None:
+        return self._surplus if self._admission is None or self.calibrating(book) else self._admission
 
     def _wanted(self, book: Book) -> bool:
         """Does the plan want one more slot? A surplus overshoots it until the last batch is trained."""
         trained = book.ledger.count(SlotState.TRAINED)
         return trained < self.plan.target if self._options.surplus else self.plan.wants(trained, book.ledger.outstanding)
-
-
-def _batches(book: Book, plan: Plan) -> int:
-    return book.ledger.count(SlotState.TRAINED) // plan.batch_groups

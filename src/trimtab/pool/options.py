@@ -5,7 +5,11 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, field_validator, model_validator
 
+from trimtab.plugins import named
 from trimtab.records import TrimtabError
+
+LAG = "lag"
+ADMISSIONS = "trimtab.admissions"  # entry points
 
 
 class LagOptions(BaseModel):
@@ -16,10 +20,6 @@ class LagOptions(BaseModel):
     every ``max_lag``: it is the synchronous loop. More depth than lag cannot be used: the lag alone keeps the outstanding
     groups within ``max_lag + 1`` batches.
 
-    ``admission = "areal"``: AReaL's gate, for comparison. It counts totals: B (max_lag + version + 1) groups may have been admitted
-    and not rejected. It knows neither which version a worker holds nor that a skipped batch leaves the version as it is, so that
-    max_lag is a bound only in ``fifo`` order under fresh workers, and every skipped batch closes it by a batch more, for good.
-
     Raises :class:`TrimtabError` for a value that cannot work.
     """
 
@@ -27,7 +27,7 @@ class LagOptions(BaseModel):
 
     max_lag: int | None = 4  # "none": no bound on the age, only depth
     depth: int | None = None  # default: max_lag
-    admission: Literal["lag", "areal"] = "lag"  # what bounds the age: outstanding groups by charge, or totals against the version
+    admission: str = LAG  # what bounds the age: outstanding groups by charge, or a rule of the entry points trimtab.admissions
     order: Literal["fifo", "ready"] = "ready"  # by first token, waiting for the slow; or by arrival, as far as the lag allows
     max_fruitless: int = 100  # batches' worth of groups dropped or failed in a row, after which the run stops
     straggler_deadline_s: float = 600.0  # a group not back this long after it was given to a worker has failed
@@ -43,8 +43,8 @@ class LagOptions(BaseModel):
             raise TrimtabError.field("runtime.max_lag", self.max_lag, "an age is at least 0 (synchronous); give 0 or more, or 'none'")
         if self.depth is not None and self.depth < 0:
             raise TrimtabError.field("runtime.depth", self.depth, "give 0 (samplers never run ahead) or more batches")
-        if self.admission == "areal" and self.max_lag is None:
-            raise TrimtabError.field("runtime.max_lag", "none", "admission = 'areal' counts up to it; give a number, or admission = 'lag'")
+        if self.admission != LAG:
+            named(ADMISSIONS, "runtime.admission", self.admission, Admission, builtin=(LAG,)).check(self)
         if not self._bounded():
             raise TrimtabError.field("runtime.depth", self.depth, "with max_lag = none only depth bounds the pool; give depth")
         if self.max_lag is not None and self.depth is not None and self.depth > self.max_lag:
@@ -81,6 +81,14 @@ class LagOptions(BaseModel):
                 self.batches_ahead,
                 f"{policy} needs {needed} or more batches ahead; raise depth",
             )
+
+
+class Admission:
+    """What options know of a rule of admission; the whole of it is :class:`trimtab.pool.rules.Rule`."""
+
+    @classmethod
+    def check(cls, options: LagOptions) -> None:
+        """TrimtabError where the rule cannot work under these options."""
 
 
 class PoolOptions(LagOptions):

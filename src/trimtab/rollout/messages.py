@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from trimtab.engines.forgetting import Phi
-from trimtab.engines.options import ScriptedEngineOptions, TorchEngineOptions
+from trimtab.engines.options import EngineOptions
 from trimtab.records import Group, Segment, Slot, StoppedByRule, TrimtabError
 from trimtab.rollout.options import RolloutOptions
-from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
+from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.telemetry.clock import Interval
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ class WorkerSpec:
     name: str
     seed: int
     model: str
-    task: ReasoningGymOptions | JsonlOptions
+    task: PromptOptions
     verifier: VerifierOptions
     rollout: RolloutOptions
-    engine: TorchEngineOptions | ScriptedEngineOptions
+    engine: EngineOptions
     layout: WeightLayout | None  # None: an evaluator, it reads model folders
     probe: tuple[Segment, ...]  # scored after a commit, to attest it
     threads: int

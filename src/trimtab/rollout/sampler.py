@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, cast
 
 from trimtab.engines.forgetting import Phi
-from trimtab.engines.latency import LatencyEngine
-from trimtab.engines.options import LatencyEngineOptions, ScriptedEngineOptions, TorchEngineOptions
+from trimtab.engines.options import EngineOptions
 from trimtab.engines.protocol import Engine
+from trimtab.plugins import attribute
 from trimtab.records import TrimtabError
 from trimtab.rollout.collector import Collector
 from trimtab.rollout.evaluate import EvalResult, evaluate
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
 from trimtab.tasks.load import load_task, scorer_spec
-from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
+from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.tasks.protocol import Task
 from trimtab.tasks.verifier import Verifier
 
 if TYPE_CHECKING:
     from trimtab.engines.checkpoint import Policy
+
+EngineMaker = Callable[["Policy", EngineOptions, Phi | None], Engine]
 
 
 @dataclass(slots=True)
@@ -41,10 +43,10 @@ class Sampler:
         cls,
         policy: Policy | Callable[[], Policy],
         *,
-        task: ReasoningGymOptions | JsonlOptions,
+        task: PromptOptions,
         verifier: VerifierOptions,
         rollout: RolloutOptions,
-        engine: TorchEngineOptions | ScriptedEngineOptions,
+        engine: EngineOptions,
         seed: int,
         rescore: Phi | None = None,
     ) -> Self:
@@ -76,9 +78,9 @@ class Sampler:
         self.engine.close()
 
 
-def make_renderer(policy: Policy, rollout: RolloutOptions, engine: TorchEngineOptions | ScriptedEngineOptions) -> Renderer:
+def make_renderer(policy: Policy, rollout: RolloutOptions, engine: EngineOptions) -> Renderer:
     """Prompts of this policy, as long as model and engine leave room for the response."""
-    limit = engine.max_context if isinstance(engine, TorchEngineOptions) else None
+    limit = engine.longest()
     context = min(policy.context, limit or policy.context)
     if rollout.max_new_tokens >= context:
         why = f"the context is {context} tokens, which leaves no room for a prompt; lower it"
@@ -86,16 +88,9 @@ def make_renderer(policy: Policy, rollout: RolloutOptions, engine: TorchEngineOp
     return Renderer(policy.tokenizer, context=context, max_new_tokens=rollout.max_new_tokens, stop_ids=policy.eos_ids)
 
 
-def make_engine(policy: Policy, options: TorchEngineOptions | ScriptedEngineOptions, rescore: Phi | None = None) -> Engine:
+def make_engine(policy: Policy, options: EngineOptions, rescore: Phi | None = None) -> Engine:
     """The engine of these options, serving version 0."""
-    if isinstance(options, TorchEngineOptions):
-        from trimtab.engines.torch_engine import TorchEngine
-
-        engine = TorchEngine(policy, options, rescore=rescore)
-        return LatencyEngine(engine, options) if isinstance(options, LatencyEngineOptions) else engine
-    from trimtab.engines.scripted import ScriptedEngine
-
-    return ScriptedEngine(options, rescore=rescore is not None)
+    return cast(EngineMaker, attribute(options.made_by))(policy, options, rescore)
 
 
 def check_prompts(task: Task, renderer: Renderer, rows: int = 64) -> None:

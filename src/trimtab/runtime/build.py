@@ -12,8 +12,8 @@ from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.control.protocol import AcceptMethod, Need
 from trimtab.engines.checkpoint import Policy, check_folder, load_policy
 from trimtab.engines.options import TorchEngineOptions
+from trimtab.learner.critic import Told, make_critic
 from trimtab.learner.passes import PackedModel
-from trimtab.learner.tabular import TabularCritic
 from trimtab.learner.update import Learner
 from trimtab.pool.options import LagOptions, PoolOptions
 from trimtab.pool.plan import Plan
@@ -84,24 +84,15 @@ def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) 
     if chain.sequence_norms is not None and chain.sequence_norms.estimator == "exact":
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
-    critic = _tabular(config, policy) if Need.VALUES in chain.needs and options.critic.kind == "tabular" else None
+    critic = make_critic(model, options.critic, _told(config, policy)) if Need.VALUES in chain.needs else None
     return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, critic=critic, reference=reference)
 
 
-def _tabular(config: RunConfig, policy: Policy) -> TabularCritic:
-    """The critic that is told the right answer, which only the task and the tokenizer know."""
-    assert config.task.answer_after is not None
-
+def _told(config: RunConfig, policy: Policy) -> Told:
     def decode(ids: Sequence[int]) -> str:
         return str(policy.tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
-    return TabularCritic(
-        config.learner.critic,
-        decode,
-        separator=config.task.answer_after,
-        positions=config.rollout.max_new_tokens,
-        device=policy.model.device,
-    )
+    return Told(task=config.task, decode=decode, positions=config.rollout.max_new_tokens)
 
 
 def _reference(config: RunConfig, policy: Policy) -> PackedModel:

@@ -15,7 +15,7 @@ import numpy as np
 
 from trimtab import keyed
 from trimtab.config.load import read_resolved, validate
-from trimtab.engines.options import EngineOptions, LatencyEngineOptions
+from trimtab.engines.options import EngineOptions
 from trimtab.records import Group, Json, Rollout, Slot, StopReason, TrimtabError
 from trimtab.report import runfiles
 from trimtab.report.runfiles import Row, number, pair
@@ -40,7 +40,7 @@ def fit(folder: Path, warm: int = WARM) -> MeasuredModel:
         TrimtabError: the run has no rollout log (``store.rollouts``), or is too short.
     """
     config = validate(read_resolved(folder / "config.json"))
-    engine = _engine(config.engine)
+    config.engine.check_timing()
     rows = _rows(folder, warm)
     steps_at = {round(number(row.get("batch")) or 0.0): _step(row) for row in rows}
     swap_s = _mean([_of(row, "publish/stage") + _of(row, "publish/pause") for row in rows if "publish/pause" in _metrics(row)])
@@ -49,7 +49,7 @@ def fit(folder: Path, warm: int = WARM) -> MeasuredModel:
     timed = [(g, r) for g in logged for r in g.rollouts if 0 < r.timing.started < r.timing.finished <= r.timing.verified]
     if not timed:
         raise TrimtabError.field("run folder", str(folder), "it has no rollouts after the warm-up; run with store.rollouts = true")
-    steps = np.array([_steps(engine, g, r) for g, r in timed])
+    steps = np.array([_steps(config.engine, g, r) for g, r in timed])
     swaps = np.array([r.versions()[-1] - r.versions()[0] for _, r in timed])
     seconds = np.array([r.timing.finished - r.timing.started for _, r in timed])
     step_s = np.maximum(seconds - swap_s * swaps, 0.1 * seconds) / steps
@@ -67,16 +67,8 @@ def _verdict_s(seen_s: float, step_s: float) -> float:
     return (steps - 0.9) * step_s if steps else seen_s
 
 
-def _engine(engine: EngineOptions) -> EngineOptions:
-    if isinstance(engine, LatencyEngineOptions) and engine.rollout_s is not None:
-        raise TrimtabError.field("engine.rollout_s", engine.rollout_s, "rollouts that are held back do not tell how long a step takes")
-    return engine
-
-
 def _steps(engine: EngineOptions, group: Group, rollout: Rollout) -> int:
     """Decode steps in which it held its slot."""
-    if not isinstance(engine, LatencyEngineOptions):
-        return rollout.actions
     slot = group.slot
     key = keyed.stream(group.seed, slot.epoch, slot.index, group.attempt, rollout.member)
     return ceil(rollout.actions / engine.speed(key) - 1e-9)

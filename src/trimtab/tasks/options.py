@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from trimtab.plugins import Kinds
+from trimtab.tasks.shaping import ShapingOptions
 
 EVAL_SEED = 3_000_000_000  # reasoning-gym seeds entry i with seed + i: far above every training seed, below NumPy's limit of 2**32
 NoneWord = BeforeValidator(lambda value: None if value == "none" else value)  # TOML has no null
@@ -16,18 +19,20 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class ShapingOptions(Options):
-    """What credit is assigned by: offset + scale * the score, or * the rewards of single steps. The score itself stays as it is."""
-
-    kind: Literal["final", "local"] = Field(
-        "final", description="the score at the end, or each running total that is right given the one before it, where it stands"
-    )
-    scale: float = Field(1.0, gt=0.0, allow_inf_nan=False)
-    offset: float = Field(0.0, allow_inf_nan=False, description="of the whole response, earned at its end")
+ShapingChoice = Annotated[ShapingOptions, Kinds("trimtab.shapings", "task.shaping", (ShapingOptions,), default="final")]
 
 
 class PromptOptions(Options):
-    """How a row becomes a prompt, which part of the response is its answer, and how the score becomes a reward."""
+    """How a row becomes a prompt, which part of the response is its answer, and how the score becomes a reward.
+
+    What the options of every kind of task have. ``made_by`` and ``scored_by`` name (``module:function``) what makes the
+    :class:`~trimtab.tasks.protocol.Task` and the specification of its scorer from them.
+    """
+
+    model_config = ConfigDict(defer_build=True)
+
+    made_by: ClassVar[str]
+    scored_by: ClassVar[str]
 
     template: str = Field(description="prompt text; {field} is filled from the row")
     compact: bool = Field(False, description="strip all white space from what is filled in")
@@ -35,7 +40,7 @@ class PromptOptions(Options):
     system: str | None = Field(None, description="system message before it (chat only)")
     answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
     threshold: float = Field(1.0, description="a score of at least this is correct")
-    shaping: ShapingOptions = ShapingOptions()
+    shaping: ShapingChoice = ShapingOptions()
     seed: int = Field(0, ge=0)
 
     @model_validator(mode="after")
@@ -44,9 +49,17 @@ class PromptOptions(Options):
             raise ValueError("task.system needs task.chat = true: plain text prompts have no system message")
         return self
 
+    @model_validator(mode="after")
+    def _can_be_shaped(self) -> Self:
+        self.shaping.check(self)
+        return self
+
 
 class ReasoningGymOptions(PromptOptions):
     """A family of reasoning-gym by name, with the family's own settings in ``config``."""
+
+    made_by = "trimtab.tasks.reasoning:ReasoningGymTask"
+    scored_by = "trimtab.tasks.reasoning:ReasoningGymScorer"
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: str = "chain_sum"
@@ -55,15 +68,6 @@ class ReasoningGymOptions(PromptOptions):
     partial: bool = Field(False, description="keep the family's partial credit; otherwise below the threshold is 0")
     size: int = Field(10_000, ge=1, le=2**26, description="training rows")
     eval_size: int = Field(512, ge=1, le=2**20)
-
-    @model_validator(mode="after")
-    def _totals(self) -> Self:
-        if self.shaping.kind == "local" and (self.name != "chain_sum" or self.answer_after is None):
-            raise ValueError(
-                'task.shaping.kind = "local" reads running totals: it needs task.name = "chain_sum" and task.answer_after, '
-                "the text between two totals"
-            )
-        return self
 
 
 class Columns(Options):
@@ -78,6 +82,9 @@ class Columns(Options):
 class JsonlOptions(PromptOptions):
     """Prompts from a file of one JSON object a line; every column can be filled in and reaches the reward function as ``data``."""
 
+    made_by = "trimtab.tasks.jsonl:JsonlTask"
+    scored_by = "trimtab.tasks.reward:spec"
+
     kind: Literal["jsonl"] = "jsonl"
     path: str
     columns: Columns = Columns()
@@ -86,13 +93,6 @@ class JsonlOptions(PromptOptions):
     eval_rows: int | None = Field(None, ge=1, description="number of rows held out")
     eval_fraction: float = Field(0.1, gt=0.0, lt=1.0, description="fraction held out where eval_rows is not set, at most 512 rows")
     reward: str = Field("exact", description='"exact" or "module:function", called with (prompt, response, answer, data)')
-
-    @field_validator("shaping")
-    @classmethod
-    def _no_totals(cls, value: ShapingOptions) -> ShapingOptions:
-        if value.kind == "local":
-            raise ValueError('kind = "local" is for chain_sum of reasoning_gym; a reward function returns a Verdict with steps')
-        return value
 
     @field_validator("reward")
     @classmethod
@@ -116,9 +116,6 @@ class JsonlOptions(PromptOptions):
     def _changed(self, *names: str) -> bool:
         """One of these differs from its default. What was *written* does not count: a resolved configuration writes everything."""
         return any(getattr(self, name) != type(self).model_fields[name].default for name in names)
-
-
-TaskOptions = Annotated[ReasoningGymOptions | JsonlOptions, Field(discriminator="kind")]
 
 
 class VerifierOptions(Options):

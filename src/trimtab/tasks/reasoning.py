@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, cast
 
@@ -17,7 +17,6 @@ from trimtab import keyed
 from trimtab.records import Json, Outcome, TrimtabError
 from trimtab.tasks.options import EVAL_SEED, ReasoningGymOptions
 from trimtab.tasks.protocol import Prompt, Scorer, Verdict
-from trimtab.tasks.running_totals import local_steps
 from trimtab.tasks.template import answer_part, fill, messages
 
 if TYPE_CHECKING:
@@ -120,13 +119,6 @@ class _FamilyScorer:
         self._dataset = build(options, EVAL_SEED, _SCORING_SIZE)
 
     def score(self, prompt: Prompt, response: str) -> Verdict:
-        verdict = self._answer(prompt, response)
-        if self._options.shaping.kind == "final" or self._options.answer_after is None:
-            return verdict
-        expression = str(cast(Mapping[str, Json], prompt.data["metadata"])["expression"])
-        return replace(verdict, steps=local_steps(expression, response, self._options.answer_after))
-
-    def _answer(self, prompt: Prompt, response: str) -> Verdict:
         answer = answer_part(response, self._options.answer_after)
         if not answer:
             return Verdict(score=0.0, outcome=Outcome.UNPARSEABLE, detail="no answer")

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from trimtab.records import Json, Outcome, TrimtabError
+from trimtab.tasks.options import JsonlOptions
 from trimtab.tasks.protocol import Prompt, Scorer, Verdict
 from trimtab.tasks.template import answer_part
 
@@ -15,6 +16,13 @@ Reward = bool | float | tuple[float, str] | Verdict
 RewardFunction = Callable[[str, str, str, dict[str, Json]], Reward]  # prompt, response, answer, data
 
 _OUTCOMES = frozenset(outcome.value for outcome in Outcome)
+
+
+def spec(options: JsonlOptions) -> FunctionScorer | ExactScorer:
+    """The scorer that ``task.reward`` names."""
+    if options.reward == "exact":
+        return ExactScorer(options.answer_after)
+    return FunctionScorer(options.reward, options.threshold)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ import sys
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
+from trimtab.config.run import EngineChoice
 from trimtab.engines.options import EngineOptions, ScriptedEngineOptions, TorchEngineOptions
 
-ADAPTER: TypeAdapter[TorchEngineOptions | ScriptedEngineOptions] = TypeAdapter(EngineOptions)
+ADAPTER: TypeAdapter[EngineOptions] = TypeAdapter(EngineChoice)
 
 
 def test_kind_decides() -> None:

@@ -16,7 +16,7 @@ from support.updates import MIXED, group, make_batch, make_learner, tiny_model
 from trimtab import functional as F
 from trimtab.control.chain import Chain
 from trimtab.learner.critic import Critic, Fitted, Reduce, Regression, alone
-from trimtab.learner.options import CriticOptions
+from trimtab.learner.critic_options import CriticOptions
 from trimtab.learner.packing import Packed, pack
 from trimtab.learner.passes import PackedModel
 from trimtab.records import Batch, Rollout, StopReason

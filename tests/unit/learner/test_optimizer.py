@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trimtab.learner.optimizer import ScheduledAdamW, schedule_factor
-from trimtab.learner.options import AdamWOptions, ConstantOptions, CosineOptions, Schedule, WSDOptions
+from trimtab.learner.optimizer_options import AdamWOptions, ConstantOptions, CosineOptions, Schedule, WSDOptions
 
 
 def wsd(**fields: float) -> WSDOptions:

@@ -11,15 +11,15 @@ import torch
 from support.tiny import tiny_tokenizer
 from trimtab.control.protocol import Notes, Reduction, View
 from trimtab.engines.protocol import Completion
+from trimtab.lab.plugins.running_totals import local_steps
 from trimtab.learner.packing import pack
 from trimtab.learner.views import drop_invalid, make_view, totals_of
 from trimtab.records import Group, Outcome, Rollout, Sampling, Slot, StopReason
 from trimtab.rollout import assemble
 from trimtab.rollout.render import Renderer
 from trimtab.rollout.steps import rewarded
-from trimtab.tasks.options import ShapingOptions
 from trimtab.tasks.protocol import Step, Verdict
-from trimtab.tasks.running_totals import local_steps
+from trimtab.tasks.shaping import ShapingOptions
 
 TOKENIZER = tiny_tokenizer()
 RENDERER = Renderer(TOKENIZER, context=64, max_new_tokens=32, stop_ids=(2,))

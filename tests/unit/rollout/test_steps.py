@@ -13,8 +13,8 @@ from support.tiny import tiny_tokenizer
 from trimtab.records import I32, Outcome, Sampling, Segment
 from trimtab.rollout.render import Renderer
 from trimtab.rollout.steps import rewarded
-from trimtab.tasks.options import ShapingOptions
 from trimtab.tasks.protocol import Step, Verdict
+from trimtab.tasks.shaping import ShapingOptions
 
 PLAIN = ShapingOptions()
 EOS = 0

@@ -12,7 +12,7 @@ import pytest
 from support.rollouts import rollout, segment
 from trimtab import keyed
 from trimtab.config.load import load
-from trimtab.engines.options import LatencyEngineOptions
+from trimtab.lab.plugins.latency import LatencyEngineOptions
 from trimtab.records import Group, Json, Slot, StopReason, Timing, TrimtabError
 from trimtab.sim.fit import fit, measured
 from trimtab.sim.model import LearnerStep, SimRollout

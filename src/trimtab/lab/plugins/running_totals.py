@@ -7,12 +7,48 @@ learned at each total is one addition, whatever went wrong before. Each right to
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from itertools import accumulate
+from typing import Literal, cast
 
-from trimtab.tasks.protocol import Step
+from pydantic import BaseModel, Field
+
+from trimtab.records import Json
+from trimtab.tasks.options import ReasoningGymOptions
+from trimtab.tasks.protocol import Prompt, Step
+from trimtab.tasks.shaping import ShapingOptions
 
 _TERM = re.compile(r"[+-]?[0-9]+")
 _TOTAL = re.compile(r"[+-]?[0-9]{1,18}")
+
+
+class LocalShaping(ShapingOptions):
+    """``task.shaping.kind = "local"``, for ``chain_sum``: each running total that is right given the one before it, where it stands."""
+
+    stepwise = True
+
+    kind: Literal["local"] = Field("local", description="each running total of chain_sum that is right given the one before it")  # type: ignore[assignment]
+
+    def check(self, task: BaseModel) -> None:
+        if not isinstance(task, ReasoningGymOptions):
+            remedy = "a reward function returns a Verdict with steps"
+            raise ValueError(f'task.shaping.kind = "local" is for chain_sum of reasoning_gym; {remedy}')
+        if separator_of(task) is None:
+            raise ValueError(
+                'task.shaping.kind = "local" reads running totals: it needs task.name = "chain_sum" and task.answer_after, '
+                "the text between two totals"
+            )
+
+    def steps(self, task: BaseModel, prompt: Prompt, response: str) -> tuple[Step, ...]:
+        separator = separator_of(task)
+        assert separator is not None
+        expression = str(cast(Mapping[str, Json], prompt.data["metadata"])["expression"])
+        return local_steps(expression, response, separator)
+
+
+def separator_of(task: BaseModel) -> str | None:
+    """The text between two running totals that responses to this task say; None: they say none, or nothing stands between them."""
+    return task.answer_after if isinstance(task, ReasoningGymOptions) and task.name == "chain_sum" else None
 
 
 def right_response(expression: str, separator: str) -> str:

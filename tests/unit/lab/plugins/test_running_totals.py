@@ -10,18 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from trimtab.lab.plugins.running_totals import LocalShaping, local_steps
 from trimtab.records import Outcome
 from trimtab.tasks.load import load_task, scorer_spec
-from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, ShapingOptions, VerifierOptions
-from trimtab.tasks.protocol import Prompt, Step, Verdict
-from trimtab.tasks.running_totals import local_steps
+from trimtab.tasks.options import JsonlOptions, ReasoningGymOptions, VerifierOptions
+from trimtab.tasks.protocol import Prompt, Step
+from trimtab.tasks.shaping import ShapingOptions
 from trimtab.tasks.verifier import Verifier
 from trimtab.tasks.verifier_process import judge
 
 EIGHT = {"min_terms": 8, "max_terms": 8, "min_digits": 1, "max_digits": 1}
-LOCAL = ReasoningGymOptions(
-    config=EIGHT, template="{expression}=", compact=True, answer_after=",", shaping=ShapingOptions(kind="local"), eval_size=32
-)
+LOCAL = ReasoningGymOptions(config=EIGHT, template="{expression}=", compact=True, answer_after=",", shaping=LocalShaping(), eval_size=32)
 
 
 def oracle(expression: str, response: str) -> dict[int, float]:
@@ -98,39 +97,6 @@ def test_steps_come_through_the_process() -> None:
     assert (verdict.score, verdict.steps, verdict.reward) == (0.0, (Step(0.5, 5),), None)
 
 
-class Says:
-    def __init__(self, verdict: Verdict) -> None:
-        self.verdict = verdict
-
-    def score(self, prompt: Prompt, response: str) -> Verdict:
-        return self.verdict
-
-
-@pytest.mark.parametrize(
-    ("reward", "steps", "detail"),
-    [
-        (float("nan"), None, "the reward is nan"),
-        (1.0, (Step(1.0),), "the verdict has a reward and steps: give one of them, the steps sum to the reward"),
-        (None, (Step(float("inf"), 1),), "the reward of a step is inf"),
-        (None, (Step(1.0, 4),), "a step ends at character 4 of turn 0: the response is turn 0, with 3 characters"),
-        (None, (Step(1.0, 0),), "a step ends at character 0 of turn 0: the response is turn 0, with 3 characters"),
-        (None, (Step(1.0, 1, turn=1),), "a step ends at character 1 of turn 1: the response is turn 0, with 3 characters"),
-        (None, (Step(1.0, "2"),), "TypeError: '<=' not supported between instances of 'int' and 'str'"),  # type: ignore[arg-type]
-        ("much", None, "TypeError: must be real number, not str"),
-    ],
-)
-def test_junk_is_an_error(reward: float | None, steps: tuple[Step, ...] | None, detail: str) -> None:
-    prompt = Prompt(row=0, text="", answer="", source="", data={})
-    verdict = judge(Says(Verdict(score=1.0, outcome=Outcome.CORRECT, reward=reward, steps=steps)), prompt, "abc")
-    assert (verdict.outcome, verdict.detail, verdict.reward, verdict.steps) == (Outcome.ERROR, detail, None, None)
-
-
-@pytest.mark.parametrize("steps", [(Step(1.0),), (Step(1.0, 3), Step(-0.5, 1)), ()])
-def test_what_is_no_junk(steps: tuple[Step, ...]) -> None:
-    verdict = Verdict(score=0.0, outcome=Outcome.WRONG, steps=steps)
-    assert judge(Says(verdict), Prompt(row=0, text="", answer="", source="", data={}), "abc").steps == steps
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -146,9 +112,3 @@ def test_local_needs_running_totals(options: dict[str, str], message: str) -> No
 def test_local_is_not_for_files() -> None:
     with pytest.raises(ValidationError, match='kind = "local" is for chain_sum of reasoning_gym; a reward function returns a Verdict'):
         JsonlOptions.model_validate({"path": "a.jsonl", "shaping": {"kind": "local"}})
-
-
-@pytest.mark.parametrize("shaping", [{"scale": 0.0}, {"scale": -1.0}, {"offset": float("inf")}, {"scale": float("nan")}, {"kind": "dense"}])
-def test_a_shift_is_finite_and_keeps_the_order(shaping: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
-        ShapingOptions.model_validate(shaping)

@@ -12,11 +12,12 @@ import torch
 from support.updates import make_learner, tiny_model
 from trimtab.config.load import load
 from trimtab.config.run import RunConfig
+from trimtab.lab.plugins.tabular import TabularCriticOptions
+from trimtab.lab.plugins.tabular_critic import TabularCritic
 from trimtab.learner.critic import Critic, Regression
-from trimtab.learner.options import CriticOptions
+from trimtab.learner.critic_options import CriticOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
-from trimtab.learner.tabular import TabularCritic
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
 
 CHARACTERS = "0123456789+-=,"
@@ -47,7 +48,7 @@ def rollout(prompt: str, response: str, *, end: bool = True) -> Rollout:
 
 
 def critic(**options: object) -> TabularCritic:
-    chosen = CriticOptions.model_validate({"kind": "tabular", "optimizer": {"lr": 2e-2}, **options})
+    chosen = TabularCriticOptions.model_validate({"kind": "tabular", "optimizer": {"lr": 2e-2}, **options})
     return TabularCritic(chosen, decode, separator=",", positions=POSITIONS, device=torch.device("cpu"))
 
 
@@ -155,7 +156,7 @@ def test_a_multi_character_token_counts_whole() -> None:
         part, tokens=tokens, action_mask=mask, behavior_logp=zeros, versions=zeros.astype(np.int32), turn=zeros.astype(np.int16)
     )
     one = TabularCritic(
-        CriticOptions(), lambda ids: "".join(words.get(i, "") for i in ids), separator=",", positions=3, device=torch.device("cpu")
+        TabularCriticOptions(), lambda ids: "".join(words.get(i, "") for i in ids), separator=",", positions=3, device=torch.device("cpu")
     )
     assert one.still_right(dataclasses.replace(told, segments=(part,))).all()
     wrong = dataclasses.replace(part, tokens=np.array([1, 3, 4, 7, 6, 2], np.int32))

@@ -13,16 +13,29 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from trimtab.learner.critic import Regressing
+from trimtab.lab.plugins.running_totals import right_response, separator_of
+from trimtab.learner.critic import Regressing, Told
+from trimtab.learner.critic_options import CriticOptions
 from trimtab.learner.optimizer import ScheduledAdamW
-from trimtab.learner.options import CriticOptions
 from trimtab.learner.packing import Packed
+from trimtab.learner.passes import PackedModel
 from trimtab.records import Bool, Rollout, TrimtabError
-from trimtab.tasks.running_totals import right_response
 
 _EXPRESSION = re.compile(r"-?[0-9]+(?:\s*[+-]\s*[0-9]+)+")
 
 Decode = Callable[[Sequence[int]], str]  # the text of tokens, without special ones
+
+
+def make(policy: PackedModel, options: CriticOptions, told: Told | None) -> TabularCritic:
+    """The critic of a run, which is told the right answers: only the task and the tokenizer know them.
+
+    Raises:
+        ValueError: ``told`` is None, or the task has no running totals.
+    """
+    separator = None if told is None else separator_of(told.task)
+    if told is None or separator is None:
+        raise ValueError("a tabular critic needs the task's answers and the learner was given none")
+    return TabularCritic(options, told.decode, separator=separator, positions=told.positions, device=policy.device)
 
 
 class TabularCritic(Regressing):

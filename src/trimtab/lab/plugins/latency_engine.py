@@ -13,14 +13,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from trimtab.engines.options import LatencyEngineOptions
+from trimtab.engines import torch_engine
+from trimtab.engines.forgetting import Phi
 from trimtab.engines.protocol import Completion, Engine, Request
+from trimtab.lab.plugins.latency import LatencyEngineOptions
 from trimtab.records import F32, Segment
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from trimtab.engines.checkpoint import Policy
+
 NAP_S = 0.005  # longest sleep where rollouts are only waited for: messages are seen this often
+
+
+def make(policy: Policy, options: LatencyEngineOptions, rescore: Phi | None) -> Engine:
+    """The torch engine of these options, slower."""
+    return LatencyEngine(torch_engine.make(policy, options, rescore), options)
 
 
 class LatencyEngine:

@@ -9,11 +9,12 @@ import pytest
 
 from support.tiny import tiny_folder
 from trimtab.engines.checkpoint import Policy, load_policy
-from trimtab.engines.latency import LatencyEngine
-from trimtab.engines.options import LatencyEngineOptions, TorchEngineOptions
+from trimtab.engines.options import TorchEngineOptions
 from trimtab.engines.protocol import Completion, Engine, Request
 from trimtab.engines.scripted import ScriptedEngine
 from trimtab.engines.torch_engine import TorchEngine
+from trimtab.lab.plugins.latency import LatencyEngineOptions
+from trimtab.lab.plugins.latency_engine import LatencyEngine
 from trimtab.records import Sampling, TrimtabError
 
 
