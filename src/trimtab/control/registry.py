@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import entry_points
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from trimtab import plugins
 from trimtab.control.protocol import Method
 from trimtab.records import Json, TrimtabError
 
+_GROUP = "trimtab.methods"
 _CATALOGUE = "trimtab.methods.catalogue"  # by name: its methods import this room
 
 
@@ -50,29 +51,21 @@ def bundles() -> Mapping[str, tuple[dict[str, Json], ...]]:
     return found
 
 
-def _plugins() -> dict[str, str]:
-    return {point.name: point.value for point in entry_points(group="trimtab.methods")}
-
-
 def names() -> list[str]:
     """All method names, built-in and registered, without importing any."""
-    return sorted({*_builtin(), *_plugins()})
+    return sorted({*_builtin(), *plugins.targets(_GROUP)})
 
 
 def method_class(name: str) -> type[Method]:
     """The class registered under ``name``; unknown names are refused with the known ones."""
-    target = _builtin().get(name) or _plugins().get(name)
+    target = _builtin().get(name) or plugins.targets(_GROUP).get(name)
     if target is None:
         known = ", ".join([*names(), *sorted(bundles())])
         raise TrimtabError.field("methods", name, f"unknown method; use one of {known}")
-    module, _, attribute = target.partition(":")
     try:
-        found = getattr(import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise TrimtabError.field("methods", name, f"its entry point {target} does not load ({error}); repair or uninstall it") from error
-    if not (isinstance(found, type) and issubclass(found, Method)):
-        raise TrimtabError.field("methods", name, f"{target} is not a subclass of trimtab.control.protocol.Method")
-    return found
+        return plugins.load(target, Method)
+    except TrimtabError as error:
+        raise TrimtabError.field("methods", name, str(error)) from error
 
 
 def build(name: str, options: dict[str, Json]) -> Method:

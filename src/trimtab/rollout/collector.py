@@ -22,8 +22,8 @@ from trimtab.rollout import assemble
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
 from trimtab.rollout.steps import rewarded
-from trimtab.tasks.options import ShapingOptions
 from trimtab.tasks.protocol import Prompt, Task, Verdict
+from trimtab.tasks.shaping import ShapingOptions
 from trimtab.tasks.verifier import Verifier
 
 _POLL_S = 0.01  # longest wait for a verdict in one step

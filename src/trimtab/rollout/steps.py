@@ -9,8 +9,8 @@ from dataclasses import replace
 import numpy as np
 
 from trimtab.records import I32, Segment
-from trimtab.tasks.options import ShapingOptions
 from trimtab.tasks.protocol import Step, Verdict
+from trimtab.tasks.shaping import ShapingOptions
 
 Completing = Callable[[I32, Sequence[int | None]], list[int]]  # see Renderer.completing
 

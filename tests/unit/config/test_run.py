@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from trimtab import plugins
 from trimtab.config.load import override, validate
 from trimtab.config.run import RunConfig
-from trimtab.control import registry
 from trimtab.control.pool_side import Rescoring
 from trimtab.control.protocol import Method, PoolView, Selection, SelectMethod
 from trimtab.records import TrimtabError
@@ -60,14 +60,12 @@ class Chooser(SelectMethod):
 @pytest.fixture
 def with_methods(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def register(*classes: type[Method]) -> None:
-        monkeypatch.setattr(registry, "_plugins", lambda: {c.name: f"{c.__module__}:{c.__qualname__}" for c in classes})
-        monkeypatch.setattr(registry, "import_module", lambda name: _Here if name == __name__ else __import__(name, fromlist=["x"]))
+        found = {f"here:{c.__name__}": c for c in classes}
+        targets, attribute = plugins.targets, plugins.attribute
+        mine = {c.name: f"here:{c.__name__}" for c in classes}
+        monkeypatch.setattr(plugins, "targets", lambda group: mine if group == "trimtab.methods" else targets(group))
+        monkeypatch.setattr(plugins, "attribute", lambda target: found.get(target) or attribute(target))
 
-    class _Here:
-        pass
-
-    for cls in (Chooser,):
-        setattr(_Here, cls.__name__, cls)
     return register
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from support.updates import make_batch, make_learner, tiny_model
 from trimtab.learner.moved import Sample
 from trimtab.learner.optimizer import ScheduledAdamW
-from trimtab.learner.options import AdamWOptions, ConstantOptions, WSDOptions
+from trimtab.learner.optimizer_options import AdamWOptions, ConstantOptions, WSDOptions
 from trimtab.learner.update import Learner
 
 NARROW = [torch.bfloat16, torch.float16]

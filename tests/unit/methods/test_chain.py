@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from support.views import setting, step_view
-from trimtab.control import registry
+from trimtab import plugins
 from trimtab.control.chain import Chain
 from trimtab.control.protocol import (
     Credit,
@@ -27,7 +27,7 @@ from trimtab.control.protocol import (
     View,
     Weighing,
 )
-from trimtab.control.registry import MethodEntry, method_class, names
+from trimtab.control.registry import MethodEntry, build, method_class, names
 from trimtab.methods.catalogue import BUILTIN, BUNDLES
 from trimtab.records import TrimtabError
 
@@ -52,7 +52,7 @@ def plugin(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         assert group == "trimtab.methods"
         return EntryPoints([*found, *importlib.metadata.entry_points(group=group)])
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(plugins, "entry_points", entry_points)
 
     def register(*classes: type) -> None:
         for cls in classes:
@@ -267,7 +267,7 @@ def test_every_built_in_method_explains_itself(name: str) -> None:
     assert cls.summary
     assert cls.formula
     assert cls.__doc__
-    assert registry.build(name, {}).points()
+    assert build(name, {}).points()
 
 
 def test_every_bundle_is_a_chain_by_itself() -> None:
@@ -311,6 +311,6 @@ def test_an_installed_method_that_does_not_load_is_named(plugin: Callable[..., N
     with pytest.raises(TrimtabError, match=r"methods = 'not_one': somebodys_methods:NotOne is not a subclass of .*Method"):
         chain("vcpo", "not_one")
     gone = EntryPoints([EntryPoint("gone", "no_such_module_anywhere:X", "trimtab.methods")])
-    monkeypatch.setattr(registry, "entry_points", lambda group: gone)
+    monkeypatch.setattr(plugins, "entry_points", lambda group: gone)
     with pytest.raises(TrimtabError, match=r"methods = 'gone': its entry point no_such_module_anywhere:X does not load"):
         chain("vcpo", "gone")

@@ -3,8 +3,8 @@
 import random
 
 import pytest
-from trimtab.control.protocol import Reject
 
+from trimtab.control.protocol import Reject
 from trimtab.lab.plugins.areal import capacity
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.results import Blocked, BlockedBy, Formed, Ticket
