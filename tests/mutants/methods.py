@@ -49,8 +49,8 @@ METHODS = (
         0,
         "the proximal policy follows the current one",
         "learner/tools.py",
-        "if not self.several and self.needs(Need.PROXIMAL):",
-        "if self.needs(Need.PROXIMAL):",
+        "proximal=not self.several and self.needs(Need.PROXIMAL)",
+        "proximal=self.needs(Need.PROXIMAL)",
         f"{UPDATES}::test_the_behavior_weight_is_that_of_the_batch_s_start",
     ),
     Mutant(

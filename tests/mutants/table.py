@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         3,
         "a denominator per micro-batch",
-        "learner/views.py",
+        "learner/fill.py",
         "rollouts=totals.rollouts, tokens=totals.tokens,",
         "rollouts=len(rollouts), tokens=int(length_R.sum()),",
         f"{UPDATE}::test_any_split_into_micro_batches_gives_the_same_gradient",

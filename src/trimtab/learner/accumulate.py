@@ -18,6 +18,7 @@ from torch import Tensor
 
 from trimtab.control.protocol import Need, Notes, Point, ShapeMethod, Totals, View, Weighing
 from trimtab.learner.credit import advantage_of, ask, assign, once_a_batch, shape, weigh_quietly
+from trimtab.learner.fill import differentiable, fill_norms
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Seen, Share, applied_weights, collect, whole_view
 from trimtab.learner.passes import Pass
@@ -102,7 +103,7 @@ class Accumulation:
         """Norms by a first pass of which only scalars are kept (``two_pass``)."""
         self.tools.observe(m, graph=True, norms=True, vocab=self.tools.needs(Need.VOCAB))
         assert m.opened is not None
-        m.view.norm2_R = self._measure(m, m.opened, weigh_quietly(self.tools, m.view))[0]
+        fill_norms(m.view, self._measure(m, m.opened, weigh_quietly(self.tools, m.view))[0])
         m.opened = None
 
     def _measure(self, m: Micro, p: Pass, w: Weighing) -> tuple[Tensor, Tensor]:
@@ -130,7 +131,8 @@ class Accumulation:
         q_N: Tensor | None = None
         if self._tape:
             shape(self.tools, view)
-            view.norm2_R, q_N = self._measure(m, p, w)
+            norm2_R, q_N = self._measure(m, p, w)
+            fill_norms(view, norm2_R)
         with self.tools.clock.span("methods"):
             advantage_N = self._advantage(m, w)
             d_N, h_N = self._coefficients(view, lambda: self._loss(view, w, advantage_N))
@@ -172,12 +174,8 @@ class Accumulation:
 
     def _coefficients(self, view: View, loss: Callable[[], Tensor]) -> tuple[Tensor, Tensor | None]:
         """d_N and h_N: derivatives of the reduced loss with respect to current_N and entropy_N."""
-        leaf = view.current.detach().requires_grad_()
-        entropy = None if view.entropy_N is None else view.entropy_N.detach().requires_grad_()
-        kept = view.current_N, view.entropy_N
-        view.current_N, view.entropy_N = leaf, entropy
-        reduced = (view.scale_N * loss()).sum()
-        view.current_N, view.entropy_N = kept
+        with differentiable(view) as (leaf, entropy):
+            reduced = (view.scale_N * loss()).sum()
         leaves = [leaf] if entropy is None else [leaf, entropy]
         grads = torch.autograd.grad(reduced, leaves, allow_unused=True)
         # The loss, too: a clamp would hide a NaN from its coefficients.

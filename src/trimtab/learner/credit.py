@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trimtab.control.protocol import Credit, Need, Notes, Recorder, Totals, View, Weighing
+from trimtab.learner.fill import fill_leveled, fill_shaped, fill_start, start_columns
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, whole_view
-from trimtab.learner.tools import KEPT_COLUMNS, Refused, Tools
-from trimtab.learner.views import leveled, spread
+from trimtab.learner.tools import Refused, Tools
 
 
 def once_a_batch(tools: Tools) -> bool:
@@ -41,10 +41,8 @@ def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: 
         for m in micros:
             _start(tools, m, score=score, vocab=at_once and tools.needs(Need.VOCAB))
     for m in micros:
-        for name in KEPT_COLUMNS:
-            x = getattr(m.view, name)
-            if x is not None:
-                columns.put(name, x, m.lengths if name.endswith("_N") else [1] * len(m.places), m.places)
+        for name, x in start_columns(m.view).items():
+            columns.put(name, x, m.lengths if name.endswith("_N") else [1] * len(m.places), m.places)
     if at_once:
         view, places = whole_view(micros, tools.ranks)
         assign(tools, view, places, columns)
@@ -54,16 +52,15 @@ def start_batch(tools: Tools, shares: Sequence[Share], totals: Totals, version: 
 def _start(tools: Tools, m: Micro, *, score: bool, vocab: bool) -> None:
     if score:
         tools.observe(m, graph=False, vocab=vocab)
-        m.view.proximal_N = m.view.current_N
+        fill_start(m.view, proximal_N=m.view.current_N)
     if tools.reference is not None:
         with tools.clock.span("reference"):
-            m.view.reference_N = tools.reference.score(m.packed)
+            fill_start(m.view, reference_N=tools.reference.score(m.packed))
     if tools.critic is not None:
         with tools.clock.span("critic"):
-            m.view.values_N, m.view.boot_R = tools.critic.values(m.packed), tools.critic.boot(m.packed)
-    for name in KEPT_COLUMNS:
-        x = getattr(m.view, name)
-        if x is not None and not bool(torch.isfinite(x).all()):
+            fill_start(m.view, values=(tools.critic.values(m.packed), tools.critic.boot(m.packed)))
+    for name, x in start_columns(m.view).items():
+        if not bool(torch.isfinite(x).all()):
             raise Refused(f"non-finite {name.rpartition('_')[0]}")
 
 
@@ -71,9 +68,7 @@ def shape(tools: Tools, view: View) -> None:
     """Add what the methods of the shape point say to the rewards that credit reads; the view is that of the whole update."""
     added_N = tools.chain.shape(view)
     if added_N is not None:
-        view.reward_N = added_N if view.reward_N is None else view.reward_N + added_N
-        view.reward_R = view.reward_R + view.sum_R(added_N.double())
-        view.totals = dataclasses.replace(view.totals, reward_std=spread(view.reward_R))
+        fill_shaped(view, added_N)
         view.metric("reward/shaped", float(view.reward_R.sum()), view.reward_R.shape[0])
 
 
@@ -97,7 +92,7 @@ def assign(tools: Tools, view: View, places: Sequence[int], columns: KeptColumns
 
 def ask(tools: Tools, view: View, w: Weighing) -> Credit:
     """The owner's credit of a view that holds whole groups. Rewards that differ by rounding alone are one reward."""
-    view.reward_R = leveled(view)
+    fill_leveled(view)
     credit = tools.chain.credit(view, w)
     if tools.chain.credit_owner.silent and credit.advantage_R is not None:
         # The mean of equal numbers is that number but for rounding, and the optimizer would make a step of the rounding.

@@ -1,4 +1,4 @@
-"""KeptColumns of a batch that outlive one pass: kept by rollout, so that any mini-batch, micro-batch or rank can take its part."""
+"""Columns of a batch that outlive one pass: kept by rollout, so that any mini-batch, micro-batch or rank can take its part."""
 
 from __future__ import annotations
 

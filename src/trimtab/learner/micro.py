@@ -152,9 +152,7 @@ def whole_view(micros: Sequence[Micro], ranks: Ranks) -> tuple[View, list[int]]:
     gathered = ranks.gather((mine, [place for m in micros for place in m.places]))
     views = [view for view, _ in gathered if view is not None]
     places = [place for _, found in gathered for place in found]
-    whole = join(views)
-    if mine is not None:
-        whole.recorder = mine.recorder
+    whole = join(views, None if mine is None else mine.recorder)
     if places == sorted(places):
         return whole, places
     order = np.argsort(places, kind="stable")

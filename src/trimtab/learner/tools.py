@@ -11,17 +11,14 @@ import torch
 from trimtab.control.chain import Chain
 from trimtab.control.protocol import Need, Recorder, Totals
 from trimtab.learner.critic import ValueFunction
+from trimtab.learner.fill import fill_kept, fill_policy, make_view
 from trimtab.learner.kept import KeptColumns
 from trimtab.learner.micro import Micro, Share, plan_micros
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.ranks import Ranks
-from trimtab.learner.views import make_view
 from trimtab.telemetry.clock import Clock
-
-# View columns that are known at the batch's start and kept for all of its updates.
-KEPT_COLUMNS = ("proximal_N", "reference_N", "values_N", "boot_R")
 
 
 class Refused(Exception):
@@ -99,8 +96,7 @@ class Tools:
                 device=self.model.device,
                 dtype=self.dtype,
             )
-            for name in KEPT_COLUMNS:
-                setattr(m.view, name, columns.take(name, m.places))
+            fill_kept(m.view, columns, m.places)
         return out
 
     def observe(self, micro: Micro, *, graph: bool, norms: bool = False, vocab: bool = False) -> None:
@@ -108,9 +104,6 @@ class Tools:
         with self.clock.span("forward"), torch.set_grad_enabled(graph):
             p = self.model.forward(micro.packed, norms=norms, vocab=vocab)
         micro.opened = p if graph else None
-        view = micro.view
-        view.current_N, view.entropy_N, view.sum_p2_N = p.current_N, p.entropy_N, p.sum_p2_N
-        if not self.several and self.needs(Need.PROXIMAL):
-            view.proximal_N = p.current_N
+        fill_policy(micro.view, p, proximal=not self.several and self.needs(Need.PROXIMAL))
         if not bool(torch.isfinite(p.current_N).all()):
             raise Refused("non-finite current log-prob")

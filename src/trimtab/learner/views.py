@@ -1,4 +1,4 @@
-"""From whole groups to the flat arrays the methods see."""
+"""What the rewards and denominators of an update are, and how views of its parts become one; ``fill`` makes and fills them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from trimtab import functional as F
-from trimtab.control.protocol import Recorder, Reduction, Totals, View
-from trimtab.learner.packing import Packed
-from trimtab.records import Group, Rollout, Segment, StopReason, equal_rewards
+from trimtab.control.protocol import Recorder, Totals, View
+from trimtab.records import Group, Rollout, Segment, equal_rewards
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,59 +100,19 @@ def leveled(view: View) -> Tensor:
     return torch.from_numpy(reward_R).to(view.reward_R)
 
 
-def make_view(
-    packed: Packed,
-    rollouts: Sequence[Rollout],
-    group_R: Sequence[int],
-    *,
-    version: int,
-    reduction: Reduction,
-    totals: Totals,
-    mini_step: int,
-    recorder: Recorder,
-    device: torch.device,
-    dtype: torch.dtype,
-) -> View:
-    """The View of the rollouts in ``packed``. ``group_R`` numbers each rollout's group within the update (0..totals.groups-1)."""
-
-    def floats(values: Sequence[float]) -> Tensor:
-        return torch.tensor(values, dtype=torch.float64, device=device)
-
-    length_R = torch.tensor([r.actions for r in rollouts], dtype=torch.int64, device=device)
-    scale_N = F.reduce.token_scale(
-        reduction.value, length_R, packed.rollout_N, rollouts=totals.rollouts, tokens=totals.tokens, max_length=totals.max_length
-    )
-    return View(
-        behavior_N=packed.behavior_N,
-        rollout_N=packed.rollout_N,
-        turn_N=packed.turn_N,
-        age_N=version - packed.version_N,
-        version_N=packed.version_N,
-        scale_N=scale_N.to(dtype),
-        reward_N=packed.reward_N,
-        score_R=floats([r.score for r in rollouts]),
-        reward_R=torch.from_numpy(rewards(rollouts)).to(device),
-        length_R=length_R,
-        group_R=torch.tensor(group_R, dtype=torch.int64, device=device),
-        terminated_R=torch.tensor([r.stop is not StopReason.LENGTH for r in rollouts], device=device),
-        groups=totals.groups,
-        totals=totals,
-        mini_step=mini_step,
-        recorder=recorder,
-    )
-
-
-def join(views: Sequence[View]) -> View:
-    """One view over consecutive micro-batches of an update. A column that one of them lacks is None."""
+def join(views: Sequence[View], recorder: Recorder | None = None) -> View:
+    """One view over consecutive micro-batches of an update, a new one. A column that one of them lacks is None. ``recorder``: instead of
+    the first one's."""
+    recorder = recorder or views[0].recorder
     if len(views) == 1:
-        return dataclasses.replace(views[0])
+        return dataclasses.replace(views[0], recorder=recorder)
     offsets = np.cumsum([0, *[v.score_R.shape[0] for v in views]])
     columns: dict[str, Tensor | None] = {}
     for name in _columns():
         parts = [getattr(v, name) for v in views]
         columns[name] = None if any(x is None for x in parts) else torch.cat(parts)
     columns["rollout_N"] = torch.cat([v.rollout_N + int(o) for v, o in zip(views, offsets, strict=False)])
-    return View(**{**vars(views[0]), **columns})
+    return View(**{**vars(views[0]), **columns, "recorder": recorder})
 
 
 def reorder(view: View, order: np.ndarray) -> View:

@@ -12,8 +12,9 @@ from support.tiny import tiny_tokenizer
 from trimtab.control.protocol import Notes, Reduction, View
 from trimtab.engines.protocol import Completion
 from trimtab.lab.plugins.running_totals import local_steps
+from trimtab.learner.fill import make_view
 from trimtab.learner.packing import pack
-from trimtab.learner.views import drop_invalid, make_view, totals_of
+from trimtab.learner.views import drop_invalid, totals_of
 from trimtab.records import Group, Outcome, Rollout, Sampling, Slot, StopReason
 from trimtab.rollout import assemble
 from trimtab.rollout.render import Renderer
