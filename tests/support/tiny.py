@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -10,7 +11,7 @@ import torch
 from trimtab.engines.checkpoint import Policy, save_policy
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
 CHARS = "0123456789+-=,"
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
@@ -40,16 +41,18 @@ def tiny_policy(
     seed: int = 0,
     context: int = 256,
     sharpness: float = 4.0,
+    padding: int = 0,
 ) -> Policy:
     """A random Qwen2 model with its tokenizer, deterministic in ``seed``.
 
     ``sharpness`` scales the head, so that the sampling distribution is far from uniform and a mistake changes tokens.
+    ``padding``: rows of the vocabulary beyond the tokenizer's. They are what the model would say most often, if it could.
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
     tokenizer = tiny_tokenizer()
     config = Qwen2Config(
-        vocab_size=len(tokenizer),
+        vocab_size=len(tokenizer) + padding,
         hidden_size=hidden,
         intermediate_size=intermediate,
         num_hidden_layers=layers,
@@ -70,7 +73,19 @@ def tiny_policy(
                 centre = 1.0 if "norm" in name else 0.0
                 parameter.copy_(centre + spread * torch.randn(parameter.shape))
             model.lm_head.weight.mul_(sharpness)
+            model.lm_head.weight[len(tokenizer) :].mul_(2.0)
     return Policy.of(model.to(dtype).eval(), tokenizer)
+
+
+def sliced(model: Qwen2ForCausalLM, rows: int) -> Qwen2ForCausalLM:
+    """A copy of the model with the first ``rows`` of its vocabulary only."""
+    out = copy.deepcopy(model)
+    embedding, head = out.model.embed_tokens, out.lm_head
+    tied = head.weight is embedding.weight
+    embedding.weight = torch.nn.Parameter(embedding.weight.detach()[:rows].clone())
+    head.weight = embedding.weight if tied else torch.nn.Parameter(head.weight.detach()[:rows].clone())
+    embedding.num_embeddings = head.out_features = out.config.vocab_size = rows
+    return out
 
 
 def tiny_folder(path: Path, tied: bool = False, **settings: int) -> Path:

@@ -18,6 +18,7 @@ from support.views import setting
 from trimtab.control.chain import Chain
 from trimtab.control.protocol import GradientMethod, Keep, Need, Skip
 from trimtab.control.registry import ChainMember, MethodEntry
+from trimtab.engines.vocabulary import Vocabulary
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
 from trimtab.learner.update import Learner
@@ -27,9 +28,9 @@ MAX_LENGTH = 12
 MIXED = [[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1], [1, 0.5, 0, 0]]  # rewards, group by group; the third is silent
 
 
-def tiny_model(dtype: torch.dtype = torch.float64, *, tied: bool = False, seed: int = 0) -> nn.Module:
+def tiny_model(dtype: torch.dtype = torch.float64, *, tied: bool = False, seed: int = 0, padding: int = 0) -> nn.Module:
     """A tiny Qwen2. Its own RMSNorm rounds to float32 inside, so in float64 torch's stands in its place."""
-    model = tiny_policy(tied, dtype=dtype, seed=seed, hidden=16, intermediate=24).model
+    model = tiny_policy(tied, dtype=dtype, seed=seed, hidden=16, intermediate=24, padding=padding).model
     if dtype == torch.float64:
         for name, old in list(model.named_modules()):
             if isinstance(old, Qwen2RMSNorm):
@@ -132,13 +133,19 @@ def make_chain(methods: Sequence[str | dict[str, Any]], *, stop: bool = True, **
 
 
 def make_learner(
-    model: nn.Module, methods: Sequence[str | dict[str, Any]], *, stop: bool = False, where: dict[str, Any] | None = None, **options: Any
+    model: nn.Module,
+    methods: Sequence[str | dict[str, Any]],
+    *,
+    stop: bool = False,
+    where: dict[str, Any] | None = None,
+    ids: Vocabulary | None = None,
+    **options: Any,
 ) -> tuple[Learner, Capture]:
     """A learner of a copy of ``model``; another copy of it is the reference, where a method needs one."""
     chosen = LearnerOptions.model_validate(options)
     chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, **(where or {}))
-    packed = PackedModel(copy.deepcopy(model), route=chosen.norms, estimator=chain.norm_estimator)  # type: ignore[arg-type]
-    reference = PackedModel(copy.deepcopy(model)) if Need.REFERENCE in chain.needs else None
+    packed = PackedModel(copy.deepcopy(model), route=chosen.norms, estimator=chain.norm_estimator, ids=ids)  # type: ignore[arg-type]
+    reference = PackedModel(copy.deepcopy(model), ids=ids) if Need.REFERENCE in chain.needs else None
     return Learner(packed, chain, chosen, max_length=MAX_LENGTH, reference=reference), capture
 
 

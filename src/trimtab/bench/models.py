@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from trimtab.engines.checkpoint import Policy
+from trimtab.engines.vocabulary import Vocabulary
 
 PAD, BOS, EOS, FIRST, VOCABULARY = 0, 1, 2, 3, 17
 SIZES = {"0.1M": (64, 2, 192, 2), "1M": (128, 4, 512, 4)}  # hidden, layers, intermediate, key-value heads
@@ -34,4 +35,5 @@ def bench_policy(size: str, context: int = 256) -> Policy:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).eval()
-    return Policy(model=model, tokenizer=tokenizer, eos_ids=(EOS,), pad_id=PAD, bos_id=BOS, context=context)
+    ids = Vocabulary(VOCABULARY, VOCABULARY)
+    return Policy(model=model, tokenizer=tokenizer, eos_ids=(EOS,), pad_id=PAD, bos_id=BOS, context=context, vocabulary=ids)

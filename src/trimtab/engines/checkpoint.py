@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
+from trimtab.engines.vocabulary import Vocabulary
 from trimtab.records import Json, TrimtabError
 
 if TYPE_CHECKING:
@@ -26,7 +27,10 @@ _TOKENIZER_FILES = (("tokenizer.json",), ("vocab.json", "merges.txt"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A causal language model with its tokenizer. ``eos_ids`` end a response; ``context`` is the longest sequence in tokens."""
+    """A causal language model with its tokenizer.
+
+    ``eos_ids`` end a response; ``context`` is the longest sequence in tokens; ``vocabulary``: the ids that can be sampled.
+    """
 
     model: Qwen2ForCausalLM
     tokenizer: PreTrainedTokenizerBase
@@ -34,6 +38,7 @@ class Policy:
     pad_id: int
     bos_id: int | None
     context: int
+    vocabulary: Vocabulary
 
     @classmethod
     def of(cls, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerBase) -> Policy:
@@ -52,6 +57,7 @@ class Policy:
             pad_id=eos[0] if pad is None else pad,
             bos_id=tokenizer.bos_token_id,
             context=model.config.max_position_embeddings,
+            vocabulary=Vocabulary.of({*tokenizer.get_vocab().values(), *eos}, model.config.vocab_size),
         )
 
 
@@ -80,9 +86,10 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     for name, parameter in model.named_parameters():
         if not torch.isfinite(parameter).all():
             raise TrimtabError(f"{folder}: the tensor {name} holds NaN or inf; use an earlier checkpoint")
-    if len(tokenizer) > model.config.vocab_size:
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= model.config.vocab_size:
         raise TrimtabError(
-            f"{folder}: the tokenizer has {len(tokenizer)} tokens, the model only {model.config.vocab_size}; they do not match"
+            f"{folder}: the tokenizer has token ids up to {highest}, the model only {model.config.vocab_size} of them; they do not match"
         )
     return Policy.of(model.eval().to(device), tokenizer)
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from trimtab.engines.kv import Attend, Prefill
+from trimtab.engines.vocabulary import Vocabulary
+from trimtab.functional.logprobs import wide_product
 from trimtab.records import I32
 
 if TYPE_CHECKING:
@@ -21,12 +23,13 @@ CHUNK_TOKENS = 4096  # padded tokens of one forward: bounds its activations
 class Forward:
     """The body of ``Qwen2Model.forward`` without its wrappers, masks and caches, which cost an eighth of a small model's decode step.
 
-    The rotary embedding of every position below ``context`` is computed once, by the model's own module.
+    The rotary embedding of every position below ``context`` is computed once, by the model's own module. ``vocabulary``: one more
+    than the highest id that can be sampled.
     """
 
-    def __init__(self, model: Qwen2ForCausalLM, context: int) -> None:
-        self._body = model.model
-        self.head, self.vocabulary, self.device = model.lm_head, model.config.vocab_size, model.lm_head.weight.device
+    def __init__(self, model: Qwen2ForCausalLM, context: int, ids: Vocabulary) -> None:
+        self._body, self._head, self._ids = model.model, model.lm_head, ids
+        self.vocabulary, self.device = ids.size, model.lm_head.weight.device
         with torch.inference_mode():
             cos, sin = self._body.rotary_emb(model.lm_head.weight, torch.arange(context, device=self.device)[None])
         self._cos, self._sin = cos[0], sin[0]
@@ -38,6 +41,10 @@ class Forward:
         for layer in self._body.layers:
             hidden = layer(hidden, position_embeddings=rotary, kv=kv)
         return self._body.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """``[n, vocabulary]`` of final hidden states ``[n, hidden]``, float32 at least; -inf for ids that the tokenizer does not have."""
+        return self._ids.cut(wide_product(hidden, self._head.weight[: self.vocabulary]))
 
     def sequences(self, sequences: Sequence[I32]) -> Iterator[tuple[int, Tensor]]:
         """Forward ``sequences`` (none empty) from their first token: their indices and hidden states ``[T, hidden]``, longest first."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trimtab.engines.forward import Forward
 from trimtab.functional.distribution import Knobs, dense, kept_set, log_probs, tempered
+from trimtab.functional.logprobs import pick
 from trimtab.records import F32, I32, Kept, Sampling, Segment
 
 _LOGITS = 1 << 24  # elements of one block of logits
@@ -30,13 +31,16 @@ def score(forward: Forward, segments: Sequence[Segment]) -> list[F32]:
 
 
 def said(forward: Forward, hidden_TxD: Tensor, where_N: Tensor, tokens_N: I32, sampling: Sampling, kept: Kept | None) -> F32:
-    """Log-probs of the tokens at the positions ``where_N``, each from the hidden state of the position before."""
+    """Log-probs of the tokens at the positions ``where_N``, each from the hidden state of the position before.
+
+    -inf for an id that cannot be sampled.
+    """
     device, vocabulary = forward.device, forward.vocabulary
     token_N = torch.from_numpy(tokens_N.astype(np.int64)).to(device)
     parts = []
     for block in torch.arange(len(where_N), device=device).split(max(1, _LOGITS // vocabulary)):
         knobs = Knobs.of([sampling] * len(block), vocabulary, device)
-        z_NxV = tempered(forward.head(hidden_TxD[where_N[block] - 1]), knobs.temperature_N)
+        z_NxV = tempered(forward.logits(hidden_TxD[where_N[block] - 1]), knobs.temperature_N)
         kept_NxV = kept_set(z_NxV, knobs) if kept is None else dense(kept, vocabulary, device)[block]
-        parts.append(log_probs(z_NxV, kept_NxV).gather(-1, token_N[block, None])[:, 0])
+        parts.append(pick(log_probs(z_NxV, kept_NxV), token_N[block]))
     return torch.cat(parts).float().cpu().numpy()

@@ -63,7 +63,7 @@ class TorchEngine:
         kv.install(model)
         self._eos_ids = frozenset(policy.eos_ids)
         self._context = min(policy.context, options.max_context or policy.context)
-        self._forward = Forward(model, policy.context)
+        self._forward = Forward(model, policy.context, policy.vocabulary)
         self._weights = ServedWeights(model, version, incarnation)
         self._cache = kv.SlotCache(model, options.slots, dtype, self._device)
         self._rows = Rows(options.slots)
@@ -159,7 +159,7 @@ class TorchEngine:
             if rows.cut
             else Knobs(self._tensor(rows.temperature[:n]), None, None, None)
         )
-        z_NxV = tempered(self._forward.head(hidden), knobs.temperature_N)
+        z_NxV = tempered(self._forward.logits(hidden), knobs.temperature_N)
         kept_NxV = kept_set(z_NxV, knobs)
         logp_NxV = log_probs(z_NxV, kept_NxV)
         tokens = sample(logp_NxV, self._tensor(rows.draws()))

@@ -127,8 +127,9 @@ def ragged(kept_NxV: Tensor) -> Kept:
 
 
 def dense(kept: Kept, vocabulary: int, device: torch.device | str = "cpu") -> Tensor:
-    """Kept sets of N tokens, ragged to dense: bool ``NxV``."""
+    """Kept sets of N tokens, ragged to dense: bool ``NxV``. Ids that are not below ``vocabulary`` are left out."""
     rows = np.repeat(np.arange(len(kept.indptr) - 1), np.diff(kept.indptr))
     out = torch.zeros(len(kept.indptr) - 1, vocabulary, dtype=torch.bool)
-    out[torch.from_numpy(rows), torch.from_numpy(kept.ids.astype(np.int64))] = True
+    inside = kept.ids < vocabulary
+    out[torch.from_numpy(rows[inside]), torch.from_numpy(kept.ids[inside].astype(np.int64))] = True
     return out.to(device)

@@ -105,11 +105,23 @@ def kept_mask(kept: KeptSets, rows: slice, low: int, high: int) -> Tensor:
     return mask
 
 
+def wide_product(x_nD: Tensor, weight_CD: Tensor) -> Tensor:
+    """x @ weight^T, [n, C]; of bfloat16 and float16 in float32, without being rounded on the way.
+
+    A logit of 16 to 32 rounded to bfloat16 is off by up to 1/16: noise that the policy gradient takes for signal (MiniMax-M1, 2025,
+    arXiv 2506.13585, computes the head in float32 for that reason). The quickstart in bfloat16 loses its policy to it.
+    """
+    if x_nD.dtype not in (torch.float16, torch.bfloat16):
+        return x_nD @ weight_CD.T
+    if x_nD.device.type == "cuda" and "dtype" in torch.ops.aten.mm.overloads():  # torch 2.8: narrow inputs, wide sums, a wide result
+        return torch.mm(x_nD, weight_CD.T, out_dtype=torch.float32)
+    x = x_nD.float()
+    return torch.cat([x @ part.float().T for part in weight_CD.split(VOCAB_CHUNK)], 1)  # never the whole weight a second time
+
+
 def scaled_logits(hidden_nD: Tensor, weight_CD: Tensor, temperature: float | Tensor, keep_nC: Tensor | None = None) -> Tensor:
     """hidden @ weight^T / temperature, at least float32, -inf outside the kept set. ``temperature`` a number or one a row."""
-    logits = hidden_nD @ weight_CD.T
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
+    logits = wide_product(hidden_nD, weight_CD)
     if isinstance(temperature, Tensor):
         logits.div_(temperature[:, None].to(logits.dtype))
     elif temperature != 1.0:
@@ -159,9 +171,7 @@ def selected_logprobs(
             high = min(low + vocab_chunk, v)
             keep = None if kept is None else kept_mask(kept, rows, low, high)
             logits = scaled_logits(hidden, weight_VD[low:high], row_temperature, keep)
-            here = (target >= low) & (target < high)
-            picked = logits.gather(1, (target - low).clamp(0, high - low - 1)[:, None])[:, 0]
-            chosen = torch.where(here, picked, chosen)
+            chosen = torch.maximum(chosen, pick(logits, target, low))
             p = fold(p, logits)
         logp[rows] = p.logp(chosen)
         if entropy_N is not None:
@@ -169,6 +179,13 @@ def selected_logprobs(
         if sum_p2_N is not None:
             sum_p2_N[rows] = p.sum_p2()
     return LogProbs(logp, entropy_N, sum_p2_N)
+
+
+def pick(x_NC: Tensor, ids_N: Tensor, low: int = 0) -> Tensor:
+    """x[i, ids[i] - low], _N: one entry a row, of a chunk whose columns are the ids from ``low`` on; -inf where the id is none of them."""
+    inside = (ids_N >= low) & (ids_N < low + x_NC.shape[1])
+    picked = x_NC.gather(1, (ids_N - low).clamp(0, x_NC.shape[1] - 1)[:, None])[:, 0]
+    return torch.where(inside, picked, -math.inf)
 
 
 def gather_logp(logits_NV: Tensor, targets_N: Tensor) -> Tensor:

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trimtab.functional.logprobs import fold, kept_mask, scaled_logits, start
+from trimtab.engines.vocabulary import Vocabulary
+from trimtab.functional.logprobs import fold, kept_mask, pick, scaled_logits, start
 from trimtab.learner.packing import Packed
 
 BUDGET = 2**22  # logits alive at a time: 16 MiB in float32, about a last-level cache
@@ -26,14 +27,20 @@ _ROWS = 1024
 
 
 class Head:
-    """One evaluation of the head at the H rows of ``packed`` that predict action tokens (packed order)."""
+    """One evaluation of the head at the H rows of ``packed`` that predict action tokens (packed order).
 
-    def __init__(self, weight_VD: Tensor, packed: Packed, *, vocab: bool = False, budget: int = BUDGET) -> None:
+    ``ids``: those that can be sampled, by default all; there are no others here, neither in a sum over the vocabulary nor in dW.
+    """
+
+    def __init__(
+        self, weight_VD: Tensor, packed: Packed, *, vocab: bool = False, budget: int = BUDGET, ids: Vocabulary | None = None
+    ) -> None:
         self.weight = weight_VD
         self.packed = packed
         self.vocab = vocab
         self.rows = packed.targets_H.shape[0]
-        self.width = weight_VD.shape[0]
+        self.ids = ids or Vocabulary(weight_VD.shape[0], weight_VD.shape[0])
+        self.width = self.ids.size
         self.whole = self.rows * self.width <= budget
         self._row_chunk = self.rows if self.whole else min(self.rows, _ROWS)
         self._vocab_chunk = self.width if self.whole else max(1, min(self.width, budget // self._row_chunk))
@@ -62,7 +69,7 @@ class Head:
         target = self.packed.targets_H
         if self.whole:
             logp = torch.log_softmax(self._logits(slice(0, self.rows), 0, self.width), 1)
-            current = logp.gather(1, target[:, None])[:, 0]
+            current = pick(logp, target)
             self._logp = logp
             if not self.vocab:
                 return current, None, None
@@ -79,9 +86,7 @@ class Head:
             chosen = torch.full_like(sums.top, -math.inf)
             for low, high in self.vocab_slices():
                 z = self._logits(rows, low, high)
-                inside = (target[rows] >= low) & (target[rows] < high)
-                picked = z.gather(1, (target[rows] - low).clamp(0, high - low - 1)[:, None])[:, 0]
-                chosen = torch.where(inside, picked, chosen)
+                chosen = torch.maximum(chosen, pick(z, target[rows], low))
                 sums = fold(sums, z)
             self._log_z[rows] = sums.log_z()
             current[rows] = chosen - self._log_z[rows]
@@ -116,7 +121,7 @@ class Head:
         """(d hidden, dW) of sum d current + h entropy; None for what is not asked."""
         if self.whole:
             dz = self.dlogits(slice(0, self.rows), 0, self.width, d_H, h_H)
-            return dz @ self.weight if hidden else None, dz.T @ self.hidden if weight else None
+            return dz @ self.reached if hidden else None, self._weight_gradient(dz) if weight else None
         dhidden = torch.zeros_like(self.hidden) if hidden else None
         dweight = torch.zeros_like(self.weight) if weight else None
         for rows in self.row_slices():
@@ -128,6 +133,22 @@ class Head:
                     dweight[low:high].addmm_(dz.T, self.hidden[rows])
         return dhidden, dweight
 
+    @property
+    def reached(self) -> Tensor:
+        """The rows of the weight whose ids may be sampled."""
+        return self.weight[: self.width]
+
+    def new_gradient(self) -> tuple[Tensor, Tensor]:
+        """A gradient of the weight, zero beyond the ids, and its rows of ids, [width, D], still to be filled."""
+        gradient = self.weight.new_empty(self.weight.shape)
+        gradient[self.width :] = 0
+        return gradient, gradient[: self.width]
+
+    def _weight_gradient(self, dz: Tensor) -> Tensor:
+        gradient, rows = self.new_gradient()
+        torch.mm(dz.T, self.hidden, out=rows)
+        return gradient
+
     def _logits(self, rows: slice, low: int, high: int) -> Tensor:
         packed = self.packed
         keep = None
@@ -136,7 +157,7 @@ class Head:
             if packed.uncut_H is not None:
                 keep |= packed.uncut_H[rows, None]
         temperature = 1.0 if packed.temperature_H is None else packed.temperature_H[rows]
-        return scaled_logits(self.hidden[rows], self.weight[low:high], temperature, keep)
+        return self.ids.cut(scaled_logits(self.hidden[rows], self.weight[low:high], temperature, keep), low)
 
 
 class _Evaluate(torch.autograd.Function):

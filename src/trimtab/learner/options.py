@@ -46,7 +46,7 @@ class LearnerOptions(_Options):
 
     @property
     def accepted_gap(self) -> float:
-        """``probe_gap``, or the default of the dtype. A bfloat16 logit of 16 to 32 is rounded to an eighth."""
+        """``probe_gap``, or the default of the dtype: in bfloat16 engine and learner round hidden states in different places."""
         return self.probe_gap or (0.25 if self.dtype == "bfloat16" else 1e-3)
 
 

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from trimtab.control.points import NormEstimator
+from trimtab.engines.vocabulary import Vocabulary
 from trimtab.learner.attention import attend_packed, hidden_states
 from trimtab.learner.head import BUDGET, Head
 from trimtab.learner.norms.estimate import Route, Shape, choose_route, estimate
@@ -90,7 +91,8 @@ class PackedModel:
 
     ``estimator``: what per-rollout gradient norms are of. ``route``: how exact ones are formed; ``auto`` takes the cheapest whose
     estimate fits ``memory`` bytes beyond an ordinary backward (``norms/estimate.py``). ``depth``: how many Linears a sketch reads; by
-    default those it can afford. ``logits``: how many logits may be alive at a time.
+    default those it can afford. ``logits``: how many logits may be alive at a time. ``ids``: the token ids that can be sampled, all by
+    default.
     """
 
     def __init__(
@@ -102,11 +104,12 @@ class PackedModel:
         logits: int = BUDGET,
         estimator: NormEstimator = "exact",
         depth: int | None = None,
+        ids: Vocabulary | None = None,
     ) -> None:
         attend_packed(model)
         self.model = model
         self._weight: nn.Parameter = model.get_output_embeddings().weight  # type: ignore[no-untyped-call]
-        self._route, self._memory, self._logits = route, memory, logits
+        self._route, self._memory, self._logits, self._ids = route, memory, logits, ids
         self._estimator, self._depth, self._signs, self._buffers = estimator, depth, Signs(), Buffers()
 
     @property
@@ -180,6 +183,6 @@ class PackedModel:
     def _run(self, packed: Packed, vocab: bool, tape: Tape | None = None) -> tuple[Head, Tensor, Outputs]:
         with nullcontext() if tape is None else tape.recording():
             hidden = hidden_states(self.model, packed.tokens_P, packed.positions_P, packed.segments)
-        head = Head(self._weight, packed, vocab=vocab, budget=self._logits)
+        head = Head(self._weight, packed, vocab=vocab, budget=self._logits, ids=self._ids)
         hidden_H = hidden.index_select(0, packed.predict_H)
         return head, hidden_H, head(hidden_H)

@@ -36,7 +36,7 @@ SAY_EVERY = 500
 def make(options: WarmstartOptions, out: Path) -> Iterator[str]:
     """Train and save to ``out``; yields a line of progress now and then."""
     policy = initial_policy(options)
-    model = PackedModel(policy.model)
+    model = PackedModel(policy.model, ids=policy.vocabulary)
     source = SOURCES[options.task]
     ids = {c: len(SPECIAL) + i for i, c in enumerate(source.characters)}
     for number, phase in enumerate(options.phases):

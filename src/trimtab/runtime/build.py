@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -25,6 +26,8 @@ from trimtab.telemetry.clock import Clock
 
 if TYPE_CHECKING:
     from trimtab.control.chain import Chain
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -62,11 +65,19 @@ def build(config: RunConfig) -> Parts:
         )
         try:
             check_prompts(sampler.task, sampler.renderer)
+            _say_unreachable(sampler.policy)
             learner = make_learner(config, sampler.policy, chain, clock)
             return Parts(sampler.policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
         except BaseException:
             sampler.close()
             raise
+
+
+def _say_unreachable(policy: Policy) -> None:
+    ids = policy.vocabulary
+    if ids.unreachable:
+        what = "%d of the model's %d token ids are not in its tokenizer: they are never sampled and take no part in training"
+        log.info(what, ids.unreachable, ids.rows)
 
 
 def _check_device(field: str, name: str) -> None:
@@ -80,7 +91,13 @@ def _check_device(field: str, name: str) -> None:
 def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) -> Learner:
     """The learner of a run, around this policy's model."""
     options = config.learner
-    model = PackedModel(policy.model, route=options.norms, memory=options.norm_memory_mb * 2**20, estimator=chain.norm_estimator)
+    model = PackedModel(
+        policy.model,
+        route=options.norms,
+        memory=options.norm_memory_mb * 2**20,
+        estimator=chain.norm_estimator,
+        ids=policy.vocabulary,
+    )
     if chain.sequence_norms is not None and chain.sequence_norms.estimator == "exact":
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
@@ -105,7 +122,7 @@ def _reference(config: RunConfig, policy: Policy) -> PackedModel:
             f"it has {found.config.vocab_size} token ids and the policy {policy.model.config.vocab_size}; use one of the same vocabulary"
         )
         raise TrimtabError.field("learner.reference", config.learner.reference, remedy)
-    return PackedModel(found.requires_grad_(False))
+    return PackedModel(found.requires_grad_(False), ids=policy.vocabulary)
 
 
 def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:

@@ -70,7 +70,7 @@ def test_float32_is_exact_to_1e_6_against_float64():
 def test_half_precision_accumulates_in_float32():
     hidden, weight, targets = problem(dtype=torch.bfloat16)
     got = selected_logprobs(hidden, weight, targets, vocab_chunk=10)
-    logits = (hidden @ weight.T).float()
+    logits = hidden.float() @ weight.float().T  # not rounded to bfloat16 on the way
     assert got.logp.dtype == torch.float32
     torch.testing.assert_close(got.logp, gather_logp(logits, targets), rtol=1e-5, atol=1e-5)
 

@@ -58,7 +58,7 @@ class HeadUnit:
 
     def add(self, tied: EmbeddingUnit | None = None, *, hidden: bool = True) -> Tensor | None:
         """Add the head's norms; d (sum q current) / d hidden where ``hidden`` asks for it."""
-        size = len(self._layout.lengths) * self.weight.numel() * self.weight.element_size()
+        size = len(self._layout.lengths) * self.head.reached.numel() * self.weight.element_size()
         if self.head.whole and size <= self.budget.left:
             self.budget.left -= size
             return self._materialize(hidden)
@@ -67,11 +67,11 @@ class HeadUnit:
     def _materialize(self, hidden: bool) -> Tensor | None:
         head = self.head
         dz = head.dlogits(slice(0, head.rows), 0, head.width, self.q_H)
-        self._kept = dz.new_zeros(len(self._layout.lengths), *self.weight.shape)
+        self._kept = dz.new_zeros(len(self._layout.lengths), *head.reached.shape)
         for b in self._layout.blocks:
             self._kept[b.members] = torch.bmm(b.take_zero(dz).mT, b.take(head.hidden))
         self.budget.add(self._kept)
-        return dz @ self.weight if hidden else None
+        return dz @ head.reached if hidden else None
 
     def _gram(self, tied: EmbeddingUnit | None, hidden: bool) -> Tensor | None:
         """Rollout by rollout, vocabulary chunk by chunk: ||dz^T h||^2 = sum_{s,t} <dz_s, dz_t> <h_s, h_t>."""
@@ -87,7 +87,7 @@ class HeadUnit:
             if not n:
                 continue
             gram = head.hidden.new_zeros(n, n)
-            at_ids = head.hidden.new_empty(n, u.stop - u.start)
+            at_ids = head.hidden.new_zeros(n, u.stop - u.start)  # stays 0 at ids beyond those that can be sampled
             for low, high in head.vocab_slices(n):
                 dz = head.dlogits(rows, low, high, self.q_H)
                 if dhidden is not None:
@@ -105,8 +105,9 @@ class HeadUnit:
     def cross(self, tied: EmbeddingUnit) -> None:
         """Add the cross term of a tied weight, once the embedding's e is known."""
         if self._kept is not None:
-            inner = (self._kept[tied.rollout_U, tied.id_U] * tied.e_UD).sum(1, dtype=torch.float64)
-            self.budget.norm2_R.index_add_(0, tied.rollout_U, 2 * inner)
+            u = (tied.id_U < self.head.width).nonzero()[:, 0]  # a prompt may hold an id that cannot be sampled
+            inner = (self._kept[tied.rollout_U[u], tied.id_U[u]] * tied.e_UD[u]).sum(1, dtype=torch.float64)
+            self.budget.norm2_R.index_add_(0, tied.rollout_U[u], 2 * inner)
         for i, rows, u, at_ids in self._crossed:
             self.budget.norm2_R[i] += 2 * (at_ids * (self.head.hidden[rows] @ tied.e_UD[u].T)).sum(dtype=torch.float64)
 
@@ -114,8 +115,10 @@ class HeadUnit:
         if not self.weight.requires_grad:
             return
         if self._kept is not None:
-            yield self.weight, (c_R @ self._kept.flatten(1)).view_as(self.weight)
-        else:
-            _, gradient = self.head.backward(self.q_H * c_R[self._layout.owner], hidden=False)
-            assert gradient is not None
+            gradient, rows = self.head.new_gradient()
+            torch.mm(c_R[None], self._kept.flatten(1), out=rows.view(1, -1))
             yield self.weight, gradient
+        else:
+            _, whole = self.head.backward(self.q_H * c_R[self._layout.owner], hidden=False)
+            assert whole is not None
+            yield self.weight, whole
