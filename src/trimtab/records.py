@@ -13,6 +13,7 @@ Dimension suffixes used everywhere: ``_T`` positions of a segment, ``_N`` action
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from math import isfinite
 from typing import Self
 
 import numpy as np
@@ -41,7 +42,7 @@ def equal_rewards(rewards: npt.ArrayLike) -> bool:
 
 
 class Outcome(StrEnum):
-    """What the verifier found. An ``error`` is not a wrong answer: the rollout leaves its group."""
+    """What the verifier found. An ``error`` is not a wrong answer: the rollout leaves its group, and so does one without a score."""
 
     CORRECT = "correct"
     WRONG = "wrong"
@@ -150,6 +151,11 @@ class Rollout:
     @property
     def actions(self) -> int:
         return sum(s.actions for s in self.segments)
+
+    @property
+    def judged(self) -> bool:
+        """Whether there is a verdict on it: a score, and no error. A timeout has a score only under ``verifier.timeout = "zero"``."""
+        return self.outcome is not Outcome.ERROR and isfinite(self.score)
 
     def versions(self) -> I32:
         """Versions of the action tokens, int32[actions]."""

@@ -1,7 +1,6 @@
 """What selection looks at: scores, lengths and versions of finished groups, in NumPy."""
 
 from dataclasses import dataclass, replace
-from math import isfinite
 from typing import Protocol
 
 import numpy as np
@@ -39,9 +38,7 @@ class MeasuredGroup:
 
 def valid(group: Group) -> Group:
     """The group without members that are no evidence: verifier errors, aborted or empty rollouts, scores that are no number."""
-    kept = tuple(
-        r for r in group.rollouts if r.outcome is not Outcome.ERROR and r.stop is not StopReason.ABORTED and r.actions and isfinite(r.score)
-    )
+    kept = tuple(r for r in group.rollouts if r.judged and r.stop is not StopReason.ABORTED and r.actions)
     return group if len(kept) == len(group.rollouts) else replace(group, rollouts=kept)
 
 

@@ -57,5 +57,5 @@ def unseen(completion: Completion, truncated: str) -> Verdict | None:
 
 
 def members(rollouts: Iterable[Rollout]) -> tuple[Rollout, ...]:
-    """The valid members in order: an error leaves its group (a timeout stays, with score 0)."""
-    return tuple(sorted((r for r in rollouts if r.outcome is not Outcome.ERROR), key=lambda r: r.member))
+    """The members with a verdict, in order; the others leave their group."""
+    return tuple(sorted((r for r in rollouts if r.judged), key=lambda r: r.member))

@@ -17,7 +17,7 @@ import numpy as np
 
 from trimtab import keyed
 from trimtab.engines.protocol import Completion, Engine, Request
-from trimtab.records import I32, Group, Outcome, Rollout, Segment, Slot, StoppedByRule, TrimtabError
+from trimtab.records import I32, Group, Rollout, Segment, Slot, StoppedByRule, TrimtabError
 from trimtab.rollout import assemble
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
@@ -32,7 +32,7 @@ _NAMED = 8  # slots that an error names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDone:
-    """A finished group. ``errors``: why members left it; ``scoring_s``: the scorer's seconds for each verdict."""
+    """A finished group. ``errors``: why members left it, which have no verdict; ``scoring_s``: the scorer's seconds for each verdict."""
 
     group: Group
     errors: tuple[str, ...] = ()
@@ -194,9 +194,10 @@ class Collector:
         work = self._work.pop(request)
         part, completion = work.parts.pop(request)
         (part,), reward = rewarded([part], verdict, self._shaping, self._renderer.completing)
-        work.rollouts.append(assemble.rollout(work.ids.index(request), part, completion, verdict, time.time(), reward))
+        rollout = assemble.rollout(work.ids.index(request), part, completion, verdict, time.time(), reward)
+        work.rollouts.append(rollout)
         work.scoring_s.append(verdict.seconds)
-        if verdict.outcome is Outcome.ERROR:
+        if not rollout.judged:
             work.errors.append(verdict.detail)
         if len(work.rollouts) == len(work.ids):
             del self._groups[work.slot]
@@ -206,7 +207,7 @@ class Collector:
         valid = assemble.members(work.rollouts)
         least = self._options.smallest_group
         if len(valid) < least:
-            reason = f"{len(valid)} of {len(work.ids)} rollouts are no errors, {least} are needed; the last error: {work.errors[-1]}"
+            reason = f"{len(valid)} of {len(work.ids)} rollouts have a verdict, {least} are needed; the last error: {work.errors[-1]}"
             return GroupFailed(slot=work.slot, row=work.prompt.row, attempt=work.attempt, reason=reason, retry=True)
         group = Group(
             slot=work.slot,

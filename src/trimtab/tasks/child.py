@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection
 
+from trimtab.tasks.own_module import python_path, searched
+
 
 class Child:
     """``python -m MODULE SOCKET FD...`` in a process group of its own. Closing the lifeline, or our death, kills the group.
@@ -27,13 +29,14 @@ class Child:
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
         lifeline, held = os.pipe()
         given = [theirs.fileno(), *fds]
+        path = os.pathsep.join(searched())
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "trimtab.tasks.lifeline", str(lifeline), module, *(str(fd) for fd in given)],
+                [sys.executable, "-P", "-m", "trimtab.tasks.lifeline", str(lifeline), path, module, *(str(fd) for fd in given)],
                 pass_fds=[lifeline, *given],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a task prints must not mix with our output
-                env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": os.pathsep.join(p or os.getcwd() for p in sys.path)},
+                env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": python_path()},
                 process_group=0,
             )
         except BaseException:

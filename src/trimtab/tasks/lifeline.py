@@ -1,7 +1,7 @@
-"""Children that die with their parent: ``python -m trimtab.tasks.lifeline FD MODULE ...`` arms the process, then runs the module.
+"""Children that die with their parent: ``python -P -m trimtab.tasks.lifeline FD PATH MODULE ...`` arms the process, then runs the module.
 
 ``FD`` is the reading end of a pipe whose other end only the parent holds. Armed before anything else is loaded: a child that is
-still starting when its parent is killed does not live on for as long as its imports take.
+still starting when its parent is killed does not live on for as long as its imports take. ``PATH``: the parent's folders of modules.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import select
 import signal
 import sys
 import threading
+
+from trimtab.tasks.own_module import search_last
 
 
 def die_with_parent(lifeline: int) -> None:
@@ -39,5 +41,6 @@ def die_with_parent(lifeline: int) -> None:
 
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    sys.argv[:2] = []
+    search_last(sys.argv[2].split(os.pathsep))
+    sys.argv[:3] = []
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

@@ -39,7 +39,7 @@ class PromptOptions(Options):
     chat: bool = Field(False, description="send the text as a user message through the model's chat template")
     system: str | None = Field(None, description="system message before it (chat only)")
     answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
-    threshold: float = Field(1.0, description="a score of at least this is correct")
+    threshold: float = Field(1.0, allow_inf_nan=False, description="a score of at least this is correct")
     shaping: ShapingChoice = ShapingOptions()
     seed: int = Field(0, ge=0)
 
@@ -123,8 +123,19 @@ class VerifierOptions(Options):
 
     workers: int = Field(1, ge=1)
     deadline_s: float = Field(5.0, gt=0.0, description="for one response")
+    first_deadline_s: float = Field(
+        30.0, gt=0.0, description="for the first response of a process, where it is longer: what a scorer imports when it is first used"
+    )
+    timeout: Literal["error", "zero"] = Field(
+        "error", description='a response without a verdict in time: "error", it leaves its group; "zero", it gets a reward of 0'
+    )
     start_s: float = Field(60.0, gt=0.0, description="for a process to start and load the scorer")
     max_failures: int = Field(64, ge=1, description="errors and timeouts in a row that stop the run")
     memory_gib: Annotated[float | None, NoneWord] = Field(
         4.0, gt=0.0, description='address space a scorer may take beyond what loading it took; "none": all it wants'
     )
+
+    @property
+    def first_s(self) -> float:
+        """The deadline of a process's first response."""
+        return max(self.deadline_s, self.first_deadline_s)

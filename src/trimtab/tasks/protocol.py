@@ -8,6 +8,8 @@ from typing import Protocol
 
 from trimtab.records import Json, Outcome
 
+LARGEST = 1e6  # a score or reward: its square, summed over a batch, is far from the end of float32, and two such still differ by 1/16
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
@@ -39,6 +41,7 @@ class Verdict:
 
     ``score`` is the verifiable score that filters and evaluations use. ``reward`` is what credit is assigned by where that is
     something else; ``steps`` is the same taken apart by place (none: a reward of 0). A verdict has one of the two, or neither.
+    All of them are finite, and at most ``LARGEST`` in size. ``trace`` is the traceback of an error, where there is one.
     """
 
     score: float
@@ -47,6 +50,7 @@ class Verdict:
     seconds: float = 0.0
     reward: float | None = None
     steps: tuple[Step, ...] | None = None
+    trace: str = ""
 
 
 class Task(Protocol):

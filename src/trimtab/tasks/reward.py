@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import math
+import reprlib
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from trimtab.records import Json, Outcome, TrimtabError
 from trimtab.tasks.options import JsonlOptions
+from trimtab.tasks.own_module import import_own
 from trimtab.tasks.protocol import Prompt, Scorer, Verdict
 from trimtab.tasks.template import answer_part
 
@@ -46,7 +49,7 @@ class FunctionScorer:
         module_name, _, path = self.function.partition(":")
         where = f"task.reward = {self.function!r}"
         try:
-            target: object = importlib.import_module(module_name)
+            target: object = import_own(module_name)
         except Exception as error:
             raise TrimtabError(
                 f"{where}: module {module_name} does not import ({type(error).__name__}: {error}); it must be on the Python path or in the "
@@ -54,10 +57,14 @@ class FunctionScorer:
             ) from error
         for part in path.split("."):
             if not hasattr(target, part):
-                raise TrimtabError(f"{where}: module {module_name} has no {path}")
+                raise TrimtabError(f"{where}: module {module_name} has no {path} (it is {_place(module_name)})")
             target = getattr(target, part)
         if not callable(target):
             raise TrimtabError(f"{where}: {path} is a {type(target).__name__}, not a function")
+        if _is_async(target):
+            raise TrimtabError(
+                f"{where}: {path} is an async function, and rewards are not awaited; give a plain one (it may call asyncio.run itself)"
+            )
         try:
             inspect.signature(target).bind("", "", "", {})
         except TypeError as error:
@@ -75,14 +82,40 @@ class _Function:
         reward = self._function(prompt.text, response, prompt.answer, dict(prompt.data))
         if isinstance(reward, Verdict):
             return reward
-        value, detail = reward if isinstance(reward, tuple) else (reward, "")
-        try:
-            score = float(value)
-        except (TypeError, ValueError):
-            return Verdict(score=0.0, outcome=Outcome.ERROR, detail=f"the reward function returned {value!r}, not a number")
+        value, detail = reward if isinstance(reward, tuple) and len(reward) == 2 else (reward, "")
+        if inspect.iscoroutine(value):
+            value.close()  # nobody will await it
+            return _error("the reward function returned a coroutine, and rewards are not awaited")
+        score = _number(value)
+        if score is None:
+            return _error(f"the reward function returned {reprlib.repr(value)}, not a number")
         if detail in _OUTCOMES:
             return Verdict(score=score, outcome=Outcome(detail))
         return Verdict(score=score, outcome=Outcome.CORRECT if score >= self._threshold else Outcome.WRONG, detail=str(detail))
+
+
+def _error(detail: str) -> Verdict:
+    return Verdict(score=math.nan, outcome=Outcome.ERROR, detail=detail)
+
+
+def _number(value: object) -> float | None:
+    """A number of Python, NumPy or torch as a float; None for anything else, text that looks like one included."""
+    if isinstance(value, str | bytes | bytearray):
+        return None
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last: a tensor of several elements
+        return None
+
+
+def _is_async(target: object) -> bool:
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    return any(is_one(f) for is_one in kinds for f in (target, getattr(target, "__call__", None)))  # noqa: B004 - the method itself
+
+
+def _place(module: str) -> str:
+    """Where a module came from: a file of one's own may have the name of an installed one."""
+    return getattr(sys.modules[module], "__file__", None) or "built in"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from trimtab.tasks.protocol import LARGEST
+
 if TYPE_CHECKING:
     from trimtab.tasks.protocol import Prompt, Step
 
@@ -21,8 +23,8 @@ class ShapingOptions(BaseModel):
     stepwise: ClassVar[bool] = False
 
     kind: Literal["final"] = Field("final", description="the score, at the end of the response")
-    scale: float = Field(1.0, gt=0.0, allow_inf_nan=False)
-    offset: float = Field(0.0, allow_inf_nan=False, description="of the whole response, earned at its end")
+    scale: float = Field(1.0, gt=0.0, le=LARGEST, allow_inf_nan=False)
+    offset: float = Field(0.0, ge=-LARGEST, le=LARGEST, allow_inf_nan=False, description="of the whole response, earned at its end")
 
     def check(self, task: BaseModel) -> None:
         """Raise ValueError where these options cannot shape the scores of a task with these options."""

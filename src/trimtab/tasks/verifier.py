@@ -4,13 +4,18 @@
 what happens              what the response gets                                          what else
 ========================  ==============================================================  =====================================
 a verdict                 the verdict
-exception, NaN, junk      ``ERROR``: the rollout leaves its group, it is never a zero
-deadline passes           ``TIMEOUT``, score 0                                            process killed and replaced; the rest
-                                                                                          of its calls is scored by the next
+exception, NaN, junk      ``ERROR``, score NaN: the rollout leaves its group, it is       its traceback is logged, once a kind
+                          never a zero
+deadline passes           ``TIMEOUT``, score NaN, so likewise; under                      process killed and replaced; the rest
+                          ``timeout = "zero"`` score 0                                    of its calls is scored by the next
 process dies              ``ERROR`` (``TIMEOUT`` if it used up its CPU time)              likewise
 ``max_failures`` in a row                                                                 StoppedByRule: scorer and last error
-scorer does not load                                                                      TrimtabError: the reason
+scorer does not load                                                                      TrimtabError: the reason; of a
+                                                                                          replacement a fault, so another is
+                                                                                          started, ``RELOADS`` times in a row
 ========================  ==============================================================  =====================================
+
+The first response of a process has a deadline of its own: a scorer that imports what it needs when it is first used is slow once.
 
 Passive and single-threaded: things move in ``poll``. Usable from any thread, by one thread at a time. The deadline of a call runs
 from the moment the parent knows it has begun, so a caller that polls rarely waits longer, and never kills early.
@@ -25,25 +30,28 @@ import time
 from collections import deque
 from collections.abc import Set
 from contextlib import suppress
+from dataclasses import replace
 from itertools import chain
 from multiprocessing.connection import wait
 from typing import Self
 
 from trimtab.records import Outcome, StoppedByRule, TrimtabError
 from trimtab.tasks.child import Child
+from trimtab.tasks.faults import FaultLog
 from trimtab.tasks.options import VerifierOptions
 from trimtab.tasks.protocol import Prompt, Step, Verdict
-from trimtab.tasks.verifier_process import Answer, ScorerSpec
+from trimtab.tasks.verifier_process import Answer, ScorerSpec, Start
 
 log = logging.getLogger(__name__)
 
-_BATCH = 64  # calls sent to a process at once
+BATCH = 64  # calls sent to a process at once
+RELOADS = 5  # replacements in a row that may fail to load
 
 
 def _verdict(answer: Answer) -> Verdict:
-    score, outcome, detail, seconds, reward, steps = answer
+    score, outcome, detail, seconds, reward, steps, trace = answer
     located = None if steps is None else tuple(Step(*step) for step in steps)
-    return Verdict(score=score, outcome=Outcome(outcome), detail=detail, seconds=seconds, reward=reward, steps=located)
+    return Verdict(score=score, outcome=Outcome(outcome), detail=detail, seconds=seconds, reward=reward, steps=located, trace=trace)
 
 
 class _Call:
@@ -57,10 +65,11 @@ class _Process(Child):
     """One scorer process: ``calls`` are sent and not yet answered, the first of them is running since ``since``."""
 
     def __init__(self, spec: ScorerSpec, options: VerifierOptions) -> None:
-        first = (spec, options.deadline_s, options.memory_gib)
-        super().__init__("trimtab.tasks.verifier_process", first, patience_s=math.ceil(options.deadline_s), threads=1)
+        first = Start(spec, options.deadline_s, options.first_s, options.memory_gib)
+        super().__init__("trimtab.tasks.verifier_process", first, patience_s=math.ceil(options.first_s), threads=1)
         self.calls: deque[_Call] = deque()
         self.ready = False
+        self.answered = False
         self.since = time.monotonic()
 
     def send(self, calls: list[_Call]) -> None:
@@ -76,6 +85,9 @@ class Verifier:
         self._options, self._spec = options, spec
         self._queue: deque[_Call] = deque()
         self._failures = 0  # in a row
+        self._loaded = False  # some process has loaded the scorer: one that cannot is a fault of the moment
+        self._reloads = 0  # replacements that failed to load, in a row
+        self._faults = FaultLog(spec.name)
         self._pending = 0
         self._processes: list[_Process] = []
         try:
@@ -125,6 +137,7 @@ class Verifier:
 
     def close(self) -> None:
         """Kill every process. What is pending is dropped."""
+        self._faults.sum_up()
         while self._processes:
             self._processes.pop().kill()
         self._queue.clear()
@@ -139,7 +152,7 @@ class Verifier:
     def _dispatch(self) -> None:
         idle = [p for p in self._processes if p.ready and not p.calls]
         for left, process in zip(range(len(idle), 0, -1), idle, strict=True):
-            share = min(_BATCH, math.ceil(len(self._queue) / left))
+            share = min(BATCH, math.ceil(len(self._queue) / left))
             if share:
                 with suppress(OSError):  # died meanwhile; the next receive says so
                     process.send([self._queue.popleft() for _ in range(share)])
@@ -151,48 +164,76 @@ class Verifier:
                 message: str | Answer | None = process.connection.recv()
                 process.since = time.monotonic()
                 if isinstance(message, tuple):
+                    process.answered = True
                     self._verdict(process.calls.popleft(), _verdict(message), done)
                 elif message is None:
-                    process.ready = True
+                    process.ready = self._loaded = True
+                    self._reloads = 0
                 else:
-                    raise TrimtabError(message)
+                    self._not_loaded(process, TrimtabError(message))
+                    return
         except (EOFError, OSError):
             self._died(process, process.kill(), done)
             return
-        waited = time.monotonic() - process.since
-        if not process.ready and waited > self._options.start_s:
-            raise TrimtabError.field(
-                "verifier.start_s", self._options.start_s, f"{self._spec.name} has not loaded in {waited:.0f} s; raise it"
-            )
-        if process.calls and waited > self._options.deadline_s:
+        options, waited = self._options, time.monotonic() - process.since
+        if not process.ready and waited > options.start_s:
+            why = f"{self._spec.name} has not loaded in {waited:.0f} s; raise it"
+            self._not_loaded(process, TrimtabError.field("verifier.start_s", options.start_s, why))
+        elif process.calls and waited > (options.deadline_s if process.answered else options.first_s):
             process.kill()
-            self._fail(process, Outcome.TIMEOUT, f"no verdict within {self._options.deadline_s:g} s", done)
+            self._fail(process, Outcome.TIMEOUT, self._overdue(process), done)
+
+    def _overdue(self, process: _Process) -> str:
+        if process.answered:
+            return f"no verdict within {self._options.deadline_s:g} s"
+        return f"no verdict within {self._options.first_s:g} s, on the first response of a process"
 
     def _died(self, process: _Process, code: int, done: list[tuple[int, Verdict]]) -> None:
         if not process.ready:
-            raise TrimtabError(f"the process of scorer {self._spec.name} ended with code {code} before it was ready; see its output above")
-        if code == -signal.SIGXCPU:
+            why = f"the process of scorer {self._spec.name} ended with code {code} before it was ready; see its output above"
+            self._not_loaded(process, TrimtabError(why))
+        elif code == -signal.SIGXCPU:
             self._fail(process, Outcome.TIMEOUT, "CPU time of the deadline used up", done)
         else:
             self._fail(process, Outcome.ERROR, f"the scorer's process ended with code {code}", done)
 
+    def _not_loaded(self, process: _Process, error: TrimtabError) -> None:
+        """Raise the error where the scorer has never loaded. It has: then this is a fault, and another process may do better."""
+        if not self._loaded:
+            raise error
+        process.kill()
+        self._reloads += 1
+        if self._reloads >= RELOADS:
+            raise StoppedByRule(f"scorer {self._spec.name} had loaded before, and now {RELOADS} processes in a row did not: {error}")
+        log.warning("scorer %s: a new process does not load: %s; another is started", self._spec.name, error)
+        self._count_failure(f"error: {error}")
+        self._replace(process)
+
     def _fail(self, process: _Process, outcome: Outcome, detail: str, done: list[tuple[int, Verdict]]) -> None:
         """Blame the running call, put the others back at the head of the queue, start a new process."""
-        log.warning("scorer %s: %s; process replaced", self._spec.name, detail)
         if process.calls:
             call = process.calls.popleft()
             self._queue.extendleft(c for c in reversed(process.calls) if not c.cancelled)
             score = 0.0 if outcome is Outcome.TIMEOUT else math.nan
             self._verdict(call, Verdict(score=score, outcome=outcome, detail=detail, seconds=time.monotonic() - process.since), done)
         else:
+            log.warning("scorer %s: %s while it was idle; it is replaced", self._spec.name, detail)
             self._count_failure(f"{outcome.value}: {detail}")
+        self._replace(process)
+
+    def _replace(self, process: _Process) -> None:
         self._processes[self._processes.index(process)] = _Process(self._spec, self._options)
 
     def _verdict(self, call: _Call, verdict: Verdict, done: list[tuple[int, Verdict]]) -> None:
+        failed = verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT)
+        if failed:
+            self._faults.note(verdict)
+        if verdict.outcome is Outcome.TIMEOUT and self._options.timeout == "error":  # also one that the scorer itself gives
+            verdict = replace(verdict, score=math.nan, reward=None, steps=None)
         if not call.cancelled:
             done.append((call.key, verdict))
             self._pending -= 1
-        if verdict.outcome in (Outcome.ERROR, Outcome.TIMEOUT):
+        if failed:
             self._count_failure(f"{verdict.outcome.value}: {verdict.detail}")
         else:
             self._failures = 0

@@ -18,16 +18,20 @@ def _extra(record: logging.LogRecord) -> dict[str, object]:
 
 
 class LineFormatter(logging.Formatter):
-    """``12:03:55 WARNING pool: message  key=value``"""
+    """``12:03:55 WARNING pool: message  key=value``. The extra field ``trace`` (of foreign code) is in the file, if any."""
 
-    def __init__(self, who: str) -> None:
+    def __init__(self, who: str, *, traces: bool = True) -> None:
         super().__init__()
-        self._who = who
+        self._who, self._traces = who, traces
 
     def format(self, record: logging.LogRecord) -> str:
         room = record.name.removeprefix("trimtab.")
-        extra = "".join(f"  {k}={v}" for k, v in _extra(record).items())
+        fields = _extra(record)
+        foreign = fields.pop("trace", None)
+        extra = "".join(f"  {k}={v}" for k, v in fields.items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        if foreign:
+            trace += f"\n{foreign}" if self._traces else " (its traceback is in run.log)"
         who = f" {self._who}" if self._who else ""
         return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname}{who} {room}: {record.getMessage()}{extra}{trace}"
 
@@ -76,7 +80,7 @@ def configure(level: str = "INFO", file: Path | None = None, who: str = "") -> N
         logger.removeHandler(old)
         old.close()
     stream = _Stderr()
-    stream.setFormatter(LineFormatter(who))
+    stream.setFormatter(LineFormatter(who, traces=file is None))
     logger.addHandler(stream)
     if file is not None:
         handler = logging.FileHandler(file, encoding="utf-8")

@@ -288,14 +288,19 @@ def train_with(work: Path, function: str, monkeypatch: pytest.MonkeyPatch) -> Ra
     (work / "bad_rewards.py").write_text(REWARDS)
     monkeypatch.syspath_prepend(str(work))
     try:
-        return cli("train", "tiny.toml", f"task.reward=bad_rewards:{function}", "verifier.max_failures=3", "verifier.deadline_s=0.3")
+        limits = ["verifier.max_failures=3", "verifier.deadline_s=0.3", "verifier.first_deadline_s=0.3"]
+        return cli("train", "tiny.toml", f"task.reward=bad_rewards:{function}", *limits)
     finally:
         sys.modules.pop("bad_rewards", None)
 
 
 @pytest.mark.parametrize(
     ("function", "said"),
-    [("raises", "error: RuntimeError: no idea"), ("nan", "error: the score is nan"), ("hangs", "timeout: no verdict within 0.3 s")],
+    [
+        ("raises", "error: RuntimeError: no idea"),
+        ("nan", "error: the score is nan"),
+        ("hangs", "timeout: no verdict within 0.3 s, on the first response of a process"),
+    ],
 )
 def test_a_verifier_that_does_nothing_but_fail_stops_the_run(work: Path, monkeypatch: pytest.MonkeyPatch, function: str, said: str) -> None:
     ran = train_with(work, function, monkeypatch)
@@ -307,3 +312,7 @@ def test_a_verifier_that_does_nothing_but_fail_stops_the_run(work: Path, monkeyp
     summary = json.loads((work / "runs" / "run" / "summary.json").read_text())
     assert summary["status"] == "stopped"
     assert said in summary["reason"]
+    if function == "raises":
+        rows = [json.loads(line) for line in (work / "runs" / "run" / "run.log").read_text().splitlines()]
+        [trace] = [row["trace"] for row in rows if "trace" in row and "bad_rewards" in row["trace"]]
+        assert trace.splitlines()[-1] == "RuntimeError: no idea", "once, and in the log"

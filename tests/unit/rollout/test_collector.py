@@ -118,7 +118,7 @@ def test_too_few_members_is_a_failure_to_retry_and_the_retry_draws_anew() -> Non
     assert isinstance(failed, GroupFailed)
     assert (failed.slot, failed.row, failed.attempt, failed.retry) == (slot, 1, 0, True)
     assert failed.reason == (
-        f"{4 - sum(t.startswith('9') for t in texts(slot))} of 4 rollouts are no errors, 4 are needed; "
+        f"{4 - sum(t.startswith('9') for t in texts(slot))} of 4 rollouts have a verdict, 4 are needed; "
         "the last error: RuntimeError: row 1 has a nine"
     )
     c = collector()

@@ -29,7 +29,7 @@ class Says:
         (None, (Step(1.0, 0),), "a step ends at character 0 of turn 0: the response is turn 0, with 3 characters"),
         (None, (Step(1.0, 1, turn=1),), "a step ends at character 1 of turn 1: the response is turn 0, with 3 characters"),
         (None, (Step(1.0, "2"),), "TypeError: '<=' not supported between instances of 'int' and 'str'"),  # type: ignore[arg-type]
-        ("much", None, "TypeError: must be real number, not str"),
+        ("much", None, "the reward is 'much', not a number"),
     ],
 )
 def test_junk_is_an_error(reward: float | None, steps: tuple[Step, ...] | None, detail: str) -> None:

@@ -95,7 +95,7 @@ def verdicts(verifier: Verifier, responses: list[str], within: float = 30.0) -> 
 def test_one_bad_call_costs_only_itself(verifier: Verifier, response: str, outcome: Outcome, detail: str) -> None:
     before, bad, *after = verdicts(verifier, ["4", response, "4", "5", "4"])
     assert (bad.outcome, bad.detail) == (outcome, detail)
-    assert (bad.score == 0.0) == (outcome in (Outcome.TIMEOUT, Outcome.WRONG)), "an error is never a zero"
+    assert (bad.score == 0.0) == (outcome is Outcome.WRONG), "neither an error nor a timeout is a zero"
     assert [v.outcome for v in (before, *after)] == [Outcome.CORRECT, Outcome.CORRECT, Outcome.WRONG, Outcome.CORRECT]
 
 
@@ -115,7 +115,7 @@ def test_the_deadline_holds_for_each_call_not_for_the_batch(spec: FunctionScorer
 
 
 def test_children_of_a_scorer_die_with_it(verifier: Verifier, tmp_path: Path) -> None:
-    [bad, good] = verdicts(verifier, [f"spawn:{tmp_path / 'group'}", "4"])
+    [_, bad, good] = verdicts(verifier, ["4", f"spawn:{tmp_path / 'group'}", "4"])
     assert (bad.outcome, good.outcome) == (Outcome.TIMEOUT, Outcome.CORRECT)
     group = int((tmp_path / "group").read_text())
     until = time.monotonic() + 10
@@ -189,7 +189,7 @@ def test_the_breaker_counts_failures_in_a_row_only(spec: FunctionScorer) -> None
 
 
 def test_cancelled_responses_get_no_verdict(spec: FunctionScorer) -> None:
-    with Verifier(VerifierOptions(deadline_s=0.3), spec) as verifier:
+    with Verifier(VerifierOptions(deadline_s=0.3, first_deadline_s=0.3), spec) as verifier:
         verifier.ready()
         for key, response in enumerate(["hang", "4", "5", "4"]):
             verifier.submit(key, PROMPT, response)
@@ -224,7 +224,7 @@ def test_a_scorer_that_never_loads(spec: FunctionScorer, tmp_path: Path) -> None
 @pytest.mark.slow
 def test_a_runaway_call_ends_although_nobody_polls(spec: FunctionScorer) -> None:
     """The CPU limit: two cores' worth of the deadline and a second."""
-    with Verifier(VerifierOptions(deadline_s=0.5), spec) as verifier:
+    with Verifier(VerifierOptions(deadline_s=0.5, first_deadline_s=0.5), spec) as verifier:
         verifier.ready()
         verifier.submit(0, PROMPT, "hang")
         verifier.poll()

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,3 +52,18 @@ def test_lines_go_to_whatever_stderr_is_now(monkeypatch):
     monkeypatch.setattr(sys, "stderr", display)
     logging.getLogger("trimtab.runtime").warning("worker-0 died")
     assert display.getvalue().endswith("WARNING learner runtime: worker-0 died\n")
+
+
+@pytest.mark.parametrize("to_file", [True, False])
+def test_a_traceback_of_somebody_else_goes_to_the_file_or_else_to_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], to_file: bool
+) -> None:
+    file = tmp_path / "run.log"
+    configure("INFO", file if to_file else None, "w1")
+    logging.getLogger("trimtab.tasks").warning("it failed", extra={"trace": "Traceback ...\nValueError: no"})
+    shown = capsys.readouterr().err.rstrip()
+    if to_file:
+        assert shown.endswith("WARNING w1 tasks: it failed (its traceback is in run.log)")
+        assert json.loads(file.read_text())["trace"] == "Traceback ...\nValueError: no"
+    else:
+        assert shown.endswith("WARNING w1 tasks: it failed\nTraceback ...\nValueError: no")
