@@ -93,6 +93,18 @@ def evaluate(
 
 
 @app.command()
+def export(
+    run: Run,
+    checkpoint: Annotated[int | None, typer.Option(help="batches it was made after (default: the newest that verifies)")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="folder to write (default: exported/NNNNNN in the run folder)")] = None,
+) -> None:
+    """Make a Hugging Face folder of a run's checkpoint, also of one that is going on or was interrupted."""
+    from trimtab.cli.models import export as make
+
+    make(run, checkpoint, out)
+
+
+@app.command()
 def show(
     run: Run,
     batch: Annotated[int | None, typer.Option(help="batch number (default: the last one)")] = None,

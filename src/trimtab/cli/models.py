@@ -1,4 +1,4 @@
-"""``warmstart`` and ``eval``."""
+"""``warmstart``, ``eval`` and ``export``."""
 
 from __future__ import annotations
 
@@ -31,7 +31,11 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
         config = validate(override(read_resolved(run / "config.json"), overrides))
         folder = model or run / "model"
         if model is None and not folder.is_dir():
-            raise TrimtabError.field("run", source, "it has not ended, so it has no model folder; name one with --model")
+            raise TrimtabError.field(
+                "run",
+                source,
+                f"it has not ended, so it has no model folder; make one with `trimtab export {source}` and name it with --model",
+            )
     else:
         config = load(source, overrides)
         folder = model or model_folder(config.model)
@@ -75,3 +79,10 @@ def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:
         raise TrimtabError.field(".".join(map(str, first["loc"])), first["input"], first["msg"]) from None
     for line in make(options, out):
         print(line)
+
+
+def export(run: Path, number: int | None, out: Path | None) -> None:
+    """Write a checkpoint as a model folder, and say where it is."""
+    from trimtab.runtime.export import export as make
+
+    print(make(run, number, out))

@@ -10,6 +10,7 @@ from trimtab.config.load import load, override, read_resolved, read_table, valid
 from trimtab.config.run import RunConfig
 from trimtab.records import StoppedByRule
 from trimtab.report.summary import Summary
+from trimtab.store.run_folder import RunFolder
 
 EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
 
@@ -31,7 +32,7 @@ def _one_thread() -> None:
 def _folder(runs: Path, config: RunConfig, named: bool) -> Path:
     """runs/NAME; where the name was not given on the command line and is taken, the next free NAME-2, NAME-3, ..."""
     path, n = runs / config.name, 1
-    while not named and (path / "config.json").exists():
+    while not named and RunFolder.taken(path):
         n += 1
         path = runs / f"{config.name}-{n}"
     return path
@@ -54,7 +55,6 @@ def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
 def resume(path: Path, overrides: Sequence[str]) -> int:
     """Go on; the exit code."""
     from trimtab.cli.progress import Progress
-    from trimtab.store.run_folder import RunFolder
 
     table = read_resolved(RunFolder.open(path).config_json)
     _one_thread()

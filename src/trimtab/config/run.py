@@ -85,7 +85,9 @@ class RunConfig(_Options):
 
     name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
     seed: int = Field(0, ge=0)
-    model: str = Field(description="a local Hugging Face model folder, or package:NAME for one that ships with Trimtab")
+    model: str = Field(
+        description="a local Hugging Face model folder, package:NAME for one that ships with Trimtab, or run:PATH for the result of a run"
+    )
     methods: tuple[MethodEntry, ...] = ()
     task: TaskChoice
     verifier: VerifierOptions = VerifierOptions()

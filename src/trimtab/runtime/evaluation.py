@@ -69,10 +69,12 @@ class Evaluations:
 
     def _recover(self) -> None:
         """Ask again what an earlier life of this run was not answered; forget what it asked beyond the checkpoint."""
-        answered = {row["batch"] for row in read_jsonl(self._session.folder.eval) if row["when"] == "during"}
-        for folder in sorted(self._folder.iterdir()) if self._folder.exists() else []:
-            named = _NAME.fullmatch(folder.name)
-            if named and int(named[1]) <= self._session.consumed and int(named[1]) not in answered:
+        answered = {row.get("batch") for row in read_jsonl(self._session.folder.eval) if row.get("when") == "during"}
+        for folder in sorted(self._folder.iterdir()) if self._folder.is_dir() else []:
+            named = _NAME.fullmatch(folder.name) if folder.is_dir() else None
+            if named is None:
+                log.warning("%s is none of ours and is left alone", folder)
+            elif int(named[1]) <= self._session.consumed and int(named[1]) not in answered:
                 self._put(int(named[1]), int(named[2]), folder)
             else:
                 shutil.rmtree(folder)

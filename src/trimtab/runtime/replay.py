@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
@@ -18,6 +19,8 @@ from trimtab.store import rollout_log
 from trimtab.store.jsonl import read_jsonl
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.clock import Clock
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +59,7 @@ def replay(path: Path, limit: int | None) -> ReplayOutcome:
         raise TrimtabError.field("store.rollouts", False, "this run logged no rollouts, so there is nothing to replay")
     policy = load_policy(model_folder(config.model), getattr(torch, config.learner.dtype), config.learner.device)
     learner = make_learner(config, policy, config.chain(), Clock())
-    recorded = {int(str(r["batch"])): _norm(r) for r in read_jsonl(folder.metrics)}
+    recorded = {int(str(r.get("batch", -1))): _norm(r) for r in read_jsonl(folder.metrics)}
     done = []
     for batch in _batches(folder.rollouts, limit):
         results = learner.train(batch, lag_zero=batch.number < learner.chain.calibration)
@@ -68,16 +71,20 @@ def replay(path: Path, limit: int | None) -> ReplayOutcome:
 
 
 def _norm(record: dict[str, Json]) -> float | None:
-    metrics = record["metrics"]
-    assert isinstance(metrics, dict)
-    value = metrics.get("grad/raw_norm")
+    metrics = record.get("metrics")
+    value = metrics.get("grad/raw_norm") if isinstance(metrics, dict) else None
     return float(value) if isinstance(value, (int, float)) else None
 
 
 def _batches(rollouts: Path, limit: int | None) -> Iterator[Batch]:
+    expected = 0
     for (number, version), entries in groupby(rollout_log.read(rollouts), key=lambda e: (e.batch, e.version)):
         if limit is not None and number >= limit:
             return
+        if number > expected:
+            log.warning("batches %d to %d are not on record: the replay ends before them", expected, number - 1)
+            return
+        expected = number + 1
         yield Batch(number=number, version=version, groups=tuple(g for e in entries for g in e.groups))
 
 

@@ -15,6 +15,7 @@ from typing import cast
 from torch import Tensor
 
 from trimtab.config.load import differences, override, read_resolved, to_toml, validate
+from trimtab.config.models import anchored
 from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import save_policy
 from trimtab.records import Json, StoppedByRule, StoppedEarly, TrimtabError
@@ -56,6 +57,7 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
     """
     new = not path.exists()
     folder, stop = RunFolder.create(path), Stop()
+    config = _anchored(config)
     with folder, stop.listening():
         configure("INFO", path / "run.log", "learner")
         try:
@@ -95,6 +97,13 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: 
             return _drive(session, parts, None if point is None else point.parts, stop, report=report)
         finally:
             parts.sampler.close()
+
+
+def _anchored(config: RunConfig) -> RunConfig:
+    """The configuration as the run's folder records it: what it names by a relative path is found again from anywhere."""
+    reference = config.learner.reference
+    learner = config.learner.model_copy(update={"reference": anchored(reference)}) if reference else config.learner
+    return config.model_copy(update={"model": anchored(config.model), "learner": learner})
 
 
 def changed(table: dict[str, Json], overrides: Sequence[str]) -> RunConfig:

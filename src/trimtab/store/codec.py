@@ -105,7 +105,7 @@ def group_column(table: pa.Table, name: str) -> list[object]:
 def to_parquet(table: pa.Table) -> memoryview:
     """The bytes of a parquet file. Plain pages: NaN payloads pass untouched, and zstd finds the repetition by itself."""
     sink = pa.BufferOutputStream()
-    pq.write_table(table, sink, compression="zstd", use_dictionary=False)
+    pq.write_table(table, sink, compression="zstd", use_dictionary=False, write_page_checksum=True)
     return memoryview(sink.getvalue())
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trimtab.records import Json, TrimtabError
+from trimtab.records import Json
 from trimtab.store.durable import disk_error, write_all, write_atomic
 
 log = logging.getLogger(__name__)
@@ -51,18 +51,18 @@ class JsonLines:
 def read_jsonl(path: Path) -> Iterator[dict[str, Json]]:
     """The records of a log; nothing if there is no such file. A torn last line, the mark of a crash, is left out.
 
-    Raises:
-        TrimtabError: a line that is not the last cannot be read.
+    So is a damaged line elsewhere, with a warning: a log is history, which must not keep a run from going on.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    damaged = []
     for number, line in enumerate(lines, 1):
         record = _parse(line)
         if record is not None:
             yield record
         elif number < len(lines):
-            raise TrimtabError(
-                f"{path}, line {number} is not a JSON object: the log was changed by something else, restore or remove the line"
-            )
+            damaged.append(number)
+    if damaged:
+        log.warning("%s: %d lines are no JSON objects and are left out (the first is line %d)", path, len(damaged), damaged[0])
 
 
 def truncate_to(path: Path, batch: int, orphans: Path) -> int:

@@ -5,6 +5,7 @@ flushes before it saves a checkpoint, so a crash loses only entries of batches a
 Files are ``NNNNNN.parquet`` in the order of writing: the columns of :mod:`trimtab.store.codec` after those of :class:`LoggedGroups`.
 """
 
+import logging
 from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -19,6 +20,8 @@ import pyarrow.parquet as pq
 from trimtab.records import Group
 from trimtab.store.codec import group_column, groups_to_table, table_to_groups, to_parquet
 from trimtab.store.durable import write_atomic
+
+log = logging.getLogger(__name__)
 
 CHUNK = 25  # batches a file
 _TOKENS = 1 << 20  # a file is also closed at so many tokens, which bounds what waits in memory
@@ -79,7 +82,9 @@ class RolloutLog:
 def read(folder: Path, batches: Container[int] | None = None) -> Iterator[LoggedGroups]:
     """The logged entries in order of writing, of all batches or of those named."""
     for path in _files(folder):
-        table = pq.read_table(path)
+        table = _table(path)
+        if table is None:
+            continue
         if batches is not None:
             table = table.filter(pa.array([b in batches for b in table["batch"].to_pylist()], pa.bool_()))
         keys = zip(*(group_column(table, key) for key in _KEYS), strict=True)
@@ -89,16 +94,28 @@ def read(folder: Path, batches: Container[int] | None = None) -> Iterator[Logged
 
 
 def last_batch(folder: Path) -> int | None:
-    """The newest batch on record, read off the last file; None where nothing is logged."""
-    files = _files(folder)
-    return None if not files else int(pc.max(pq.read_table(files[-1], columns=["batch"])["batch"]).as_py())
+    """The newest batch on record, read off the last file that can be; None where nothing is logged."""
+    for path in reversed(_files(folder)):
+        table = _table(path, ["batch"])
+        if table is not None and len(table):
+            return int(pc.max(table["batch"]).as_py())
+    return None
 
 
 def truncate_to(folder: Path, batch: int, orphans: Path) -> int:
-    """Keep the entries of the first ``batch`` batches; move the rest to ``orphans``. Returns the number of rows moved."""
+    """Keep the entries of the first ``batch`` batches; move the rest to ``orphans``. Returns the number of rows moved.
+
+    Rollouts on record are history, nothing that the run needs: a file that cannot be read goes to ``orphans`` whole.
+    """
     moved = 0
     for path in _files(folder):
-        dead = pc.greater_equal(pq.read_table(path, columns=["batch"])["batch"], batch)
+        known = _table(path)
+        if known is None:
+            orphans.mkdir(parents=True, exist_ok=True)
+            path.rename(orphans / path.name)
+            log.warning("%s is moved to %s: the run does without these rollouts", path, orphans)
+            continue
+        dead = pc.greater_equal(known["batch"], batch)
         count = pc.sum(dead).as_py()
         if not count:
             continue
@@ -107,11 +124,22 @@ def truncate_to(folder: Path, batch: int, orphans: Path) -> int:
         if count == len(dead):
             path.rename(orphans / path.name)
             continue
-        table = pq.read_table(path)
-        write_atomic(orphans / path.name, to_parquet(table.filter(dead)))
-        write_atomic(path, to_parquet(table.filter(pc.invert(dead))))
+        write_atomic(orphans / path.name, to_parquet(known.filter(dead)))
+        write_atomic(path, to_parquet(known.filter(pc.invert(dead))))
     return moved
 
 
+def _table(path: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
+    """A file of the log; None, and a warning, where it is damaged."""
+    try:
+        if not set(_KEYS) <= set(pq.read_schema(path).names):
+            raise ValueError("it has other columns")
+        return pq.read_table(path, columns=columns, page_checksum_verification=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        log.warning("%s cannot be read and is left out: %s", path, next(iter(str(error).splitlines()), type(error).__name__))
+        return None
+
+
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("[0-9]*.parquet"), key=lambda p: int(p.stem))
+    """The log's own files, oldest first; what else lies there is not ours."""
+    return sorted((p for p in folder.glob("*.parquet") if p.stem.isascii() and p.stem.isdigit() and p.is_file()), key=lambda p: int(p.stem))

@@ -81,6 +81,23 @@ class RunFolder:
         folder._check()
         return folder
 
+    @staticmethod
+    def taken(path: Path) -> bool:
+        """Does the folder hold a run, or is one just beginning there?"""
+        if (path / "config.json").exists():
+            return True
+        try:
+            fd = os.open(path / "lock", os.O_RDWR)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
     @property
     def logs(self) -> tuple[Path, ...]:
         """The append-only logs, which a resume cuts back to its checkpoint."""

@@ -14,12 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from support.cli import cli, tree, untouched
 from trimtab.cli.progress import Progress
 from trimtab.config.load import load
 from trimtab.control.registry import names
 from trimtab.methods.catalogue import BUNDLES
+from trimtab.store import checkpoint
+from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.metrics import BatchRecord
 
 from .conftest import BATCHES, Finished
@@ -242,7 +245,8 @@ def test_eval_of_a_run_that_has_not_ended(finished: Finished, tmp_path: Path) ->
     shutil.copytree(finished.run, run)
     shutil.rmtree(run / "model")
     ran = cli("eval", run)
-    assert (ran.code, ran.sentence) == (2, f"run = {str(run)!r}: it has not ended, so it has no model folder; name one with --model")
+    remedy = f"make one with `trimtab export {run}` and name it with --model"
+    assert (ran.code, ran.sentence) == (2, f"run = {str(run)!r}: it has not ended, so it has no model folder; {remedy}")
 
 
 @pytest.mark.parametrize("command", ["show", "report", "replay", "resume"])
@@ -384,3 +388,70 @@ def test_what_needs_no_model_starts_without_torch(arguments: list[str]) -> None:
     heavy, _, seconds = ran.stdout.splitlines()[-1].strip().rpartition(" ")
     assert heavy == "[]"
     assert float(seconds) < 0.8
+
+
+# ------------------------------------------------------------------------------------------------------- other runs, other places
+
+
+def test_history_that_is_damaged_keeps_no_run_from_going_on(finished: Finished, tmp_path: Path) -> None:
+    """A byte in an old rollout file, a damaged line, stray files: said, set aside, and the run goes on to the same weights."""
+    run = tmp_path / "worn"
+    shutil.copytree(finished.run, run)
+    shutil.rmtree(run / "model")
+    first = run / "rollouts" / "000000.parquet"
+    first.write_bytes(first.read_bytes()[:200] + b"x" + first.read_bytes()[201:])
+    (run / "rollouts" / "1 copy.parquet").write_text("stray")
+    (run / "eval").mkdir(exist_ok=True)
+    (run / "eval" / ".DS_Store").write_text("stray")
+    log = run / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join([lines[0], "{torn\n", *lines[1:]]))
+    for command in (("show", run), ("show", run, "--batch", "0"), ("replay", run), ("report", run)):
+        assert "Traceback" not in cli(*command).err
+    assert cli("resume", run).code == 0
+    assert (run / "model" / "model.safetensors").read_bytes() == (finished.run / "model" / "model.safetensors").read_bytes()
+
+
+def test_export_makes_a_model_of_any_checkpoint_and_another_run_starts_from_it(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from trimtab.engines.checkpoint import load_policy
+
+    run = tmp_path / "stopped"
+    shutil.copytree(finished.run, run)
+    shutil.rmtree(run / "model")
+    monkeypatch.chdir(finished.home)
+    assert "trimtab export" in cli("eval", run).sentence
+    assert "trimtab export" in cli("train", "tiny.toml", f"model=run:{run}", "name=next").sentence
+    for number, arguments in ((BATCHES, ()), (BATCHES - 2, ("--checkpoint", str(BATCHES - 2)))):
+        ran = cli("export", run, *arguments)
+        assert (ran.code, ran.out) == (0, f"{run / 'exported' / f'{number:06d}'}\n")
+        made = load_policy(run / "exported" / f"{number:06d}").model.state_dict()
+        saved = checkpoint.load(run / "checkpoints", number)["model"]
+        assert isinstance(saved, dict)
+        assert all(torch.equal(made[name], tensor) for name, tensor in saved.items())
+    assert "has no checkpoint 77" in cli("export", run, "--checkpoint", "77").sentence
+    assert cli("train", "tiny.toml", f"model=run:{run}", "name=next", "learner.batches=1").code == 0
+    first = checkpoint.load(finished.home / "runs" / "next" / "checkpoints", 0)["model"]
+    last = checkpoint.load(run / "checkpoints", BATCHES)["model"]
+    assert isinstance(first, dict)
+    assert isinstance(last, dict)
+    assert all(torch.equal(first[name], tensor) for name, tensor in last.items())
+
+
+def test_a_run_is_resumed_from_anywhere(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model was named by a relative path; its record names it for a reader who stands elsewhere."""
+    monkeypatch.chdir(finished.home)
+    assert cli("train", "tiny.toml", "model=model", "name=away", "learner.batches=2").code == 0
+    monkeypatch.chdir(tmp_path)
+    assert cli("resume", finished.home / "runs" / "away", "batches=3").code == 0
+    assert cli("show", finished.home / "runs" / "away").code == 0
+
+
+def test_a_second_run_of_one_name_beside_the_first_gets_the_next_name(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(finished.home)
+    Path("twin.toml").write_text(Path("tiny.toml").read_text().replace('name = "run"', 'name = "twin"'))
+    with RunFolder.create(Path("runs/twin")):  # it has begun, and has not yet written its configuration
+        ran = cli("train", "twin.toml", "learner.batches=1")
+        assert (ran.code, "runs/twin-2/model" in ran.out) == (0, True)
+        assert "is in use" in cli("train", "tiny.toml", "name=twin", "learner.batches=1").sentence

@@ -36,11 +36,11 @@ def test_a_torn_last_line_is_not_read_and_not_lost(tmp_path: Path) -> None:
     assert list(read_jsonl(path)) == [{"batch": 0}, {"batch": 1}, {"batch": 2}]
 
 
-def test_a_damaged_line_in_the_middle_is_named(tmp_path: Path) -> None:
+def test_damaged_lines_in_the_middle_are_left_out_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"batch": 0}\n{"ba\xff\n{"batch": 2}\n')
-    with pytest.raises(TrimtabError, match=r"metrics\.jsonl, line 2 is not a JSON object"):
-        list(read_jsonl(path))
+    path.write_bytes(b'{"batch": 0}\n{"ba\xff\n[1]\n{"batch": 2}\n')
+    assert list(read_jsonl(path)) == [{"batch": 0}, {"batch": 2}]
+    assert "metrics.jsonl: 2 lines are no JSON objects and are left out (the first is line 2)" in caplog.text
 
 
 def test_the_cut_keeps_the_first_batches_and_moves_the_rest(tmp_path: Path) -> None:

@@ -138,3 +138,25 @@ def test_what_was_flushed_survives_kill_9(tmp_path: Path, when: str, batches: in
     entries = list(read(tmp_path))
     assert [e.batch for e in entries] == list(range(batches))
     assert all(e.groups[0].rollouts[0].segments[0].tokens.tolist() == list(range(9)) for e in entries)
+
+
+def test_a_damaged_file_and_a_stray_one_are_history_not_obstacles(tmp_path: Path, make_group, caplog: pytest.LogCaptureFixture) -> None:
+    folder, orphans = tmp_path / "rollouts", tmp_path / "orphans"
+    folder.mkdir()
+    log = RolloutLog(folder)
+    for batch in range(3):
+        log.append(batch, batch, [make_group(batch)])
+        log.flush()
+    (folder / "1-copy.parquet").write_bytes((folder / "000001.parquet").read_bytes())
+    (folder / "notes.txt").write_text("mine")
+    damaged = bytearray((folder / "000001.parquet").read_bytes())
+    damaged[len(damaged) // 3] ^= 0xFF
+    (folder / "000001.parquet").write_bytes(damaged)
+    assert [entry.batch for entry in read(folder)] == [0, 2]
+    assert last_batch(folder) == 2
+    assert "000001.parquet cannot be read and is left out" in caplog.text
+    assert truncate_to(folder, 2, orphans) > 0
+    assert sorted(p.name for p in orphans.iterdir()) == ["000001.parquet", "000002.parquet"]
+    assert (orphans / "000001.parquet").read_bytes() == damaged
+    assert [entry.batch for entry in read(folder)] == [0]
+    RolloutLog(folder).append(2, 2, [make_group(2)])
