@@ -57,7 +57,6 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
     """
     new = not path.exists()
     folder, stop = RunFolder.create(path), Stop()
-    config = _anchored(config)
     with folder, stop.listening():
         configure("INFO", path / "run.log", "learner")
         try:
@@ -70,6 +69,7 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
                 raise StoppedEarly("stopped before the run had begun: nothing of it is kept") from None
             raise
         try:
+            config = _anchored(config)
             _write_config(folder, config)
             session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
             return _drive(session, parts, None, stop, report=report)
