@@ -194,10 +194,16 @@ def _written(model: BaseModel) -> Table:
         if isinstance(value, BaseModel):
             out[name] = _written(value)
         elif value is not None:
-            out[name] = dumped
+            out[name] = _without_null(dumped)
         elif info.default is not None:
             out[name] = "none"
     return out
+
+
+def _without_null(value: Json) -> Json:
+    if isinstance(value, list):
+        return [_without_null(item) for item in value]
+    return {k: _without_null(v) for k, v in value.items() if v is not None} if isinstance(value, dict) else value
 
 
 def differences(old: Mapping[str, Json], new: Mapping[str, Json], prefix: str = "") -> dict[str, tuple[Json, Json]]:

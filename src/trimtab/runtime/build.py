@@ -64,6 +64,8 @@ def build(config: RunConfig) -> Parts:
             rescore=config.rescore,
         )
         try:
+            for note in sampler.task.data.notes:
+                log.warning("%s", note)
             check_prompts(sampler.task, sampler.renderer)
             _say_unreachable(sampler.policy)
             learner = make_learner(config, sampler.policy, chain, clock)

@@ -1,124 +1,166 @@
-"""Prompts from JSONL files with a column map. Every error names the file, the line and the column."""
+"""Prompts from JSONL files with a column map. Every error names the file, the line and the column.
+
+Which rows there are, which of them are held out and in which order they stand follows from the files and the options alone: every
+process that reads them finds the same.
+"""
 
 from __future__ import annotations
 
-import json
-import logging
 import math
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from trimtab import keyed
-from trimtab.records import Json, TrimtabError
-from trimtab.tasks.options import JsonlOptions
-from trimtab.tasks.protocol import Prompt
-from trimtab.tasks.template import fill, messages
+import numpy as np
+import numpy.typing as npt
 
-log = logging.getLogger(__name__)
+from trimtab import keyed
+from trimtab.records import I32, I64, TrimtabError
+from trimtab.tasks.options import JsonlOptions, PromptFile
+from trimtab.tasks.protocol import DataRead, Part, Prompt
+from trimtab.tasks.row import identity, parse
+from trimtab.tasks.row_file import RowFile
 
 _HELD_OUT = 512  # most rows held out where the options name no number
 
 
 class JsonlTask:
-    """Rows of a file. Training rows whose prompt is also an evaluation prompt are left out."""
+    """Rows of files, read when they are asked for. Training rows whose prompt is also an evaluation prompt are left out."""
 
     def __init__(self, options: JsonlOptions) -> None:
-        self.name = Path(options.path).stem
-        rows = _read(options.path, "task.path", options)
+        self._options = options
+        names = _names([file.path for file in options.files])
+        self.name = "+".join(names)
+        files = [_Named(name, _read(file.path, field, name, options)) for name, (field, file) in zip(names, _fields(options), strict=True)]
+        rows = _Rows.all(files)
         if options.eval_path is not None:
-            evaluation = _read(options.eval_path, "task.eval_path", options)
+            name = Path(options.eval_path).stem
+            evaluation = _Rows.all([_Named(name, _read(options.eval_path, "task.eval_path", name, options))])
         else:
-            count = options.eval_rows or min(_HELD_OUT, math.ceil(options.eval_fraction * len(rows)))
-            if count >= len(rows):
-                raise TrimtabError.field("task.eval_rows", count, f"{options.path} has {len(rows)} rows, so nothing is left to train on")
-            order = keyed.permutation(options.seed, 0, len(rows))
-            evaluation = [rows[i] for i in sorted(order[:count])]
-            rows = [rows[i] for i in sorted(order[count:])]
-        held_out = {_identity(p) for p in evaluation}
-        training = [p for p in rows if _identity(p) not in held_out]
-        if len(training) < len(rows):
-            log.warning("%s: %d training rows repeat an evaluation prompt and are left out", options.path, len(rows) - len(training))
-        if not training:
-            raise TrimtabError.field("task.path", options.path, "every row repeats an evaluation prompt, so nothing is left to train on")
-        self._training = [replace(p, row=row) for row, p in enumerate(training)]
-        self._evaluation = [replace(p, row=row) for row, p in enumerate(evaluation)]
+            evaluation, rows = _split(rows, options)
+        held_out = np.isin(rows.identities(), evaluation.identities())
+        training = rows.take(np.flatnonzero(~held_out))
+        if not len(training):
+            field, said = _first(options)
+            raise TrimtabError.field(field, said, "every row repeats an evaluation prompt, so nothing is left to train on")
+        self._training, self._evaluation = training, evaluation
         self.eval_size = len(evaluation)
+        counts = np.bincount(training.file, minlength=len(files)).tolist()
+        self.data = DataRead(
+            digests={file.rows.path: file.rows.digest for file in {id(f): f for f in (*files, *evaluation.files)}.values()},
+            parts=tuple(Part(f.name, n, given.weight) for f, n, given in zip(files, counts, options.files, strict=True)),
+            notes=tuple(_notes((*files, *(f for f in evaluation.files if f not in files)), int(held_out.sum()))),
+            stored=True,
+        )
+        for part, (field, file) in zip(self.data.parts, _fields(options), strict=True):
+            if not part.rows:
+                raise TrimtabError.field(field, file.path, "none of its rows is left to train on: they are held out; leave the file out")
 
     def __len__(self) -> int:
         return len(self._training)
 
     def prompt(self, row: int) -> Prompt:
-        return self._training[row]
+        return self._prompt(self._training, row)
 
     def eval_prompt(self, row: int) -> Prompt:
-        return self._evaluation[row]
+        return self._prompt(self._evaluation, row)
+
+    def _prompt(self, rows: _Rows, row: int) -> Prompt:
+        name, line = rows.line(row)
+        return replace(parse(line, self._options, name), row=row)
 
 
-def _identity(prompt: Prompt) -> str:
-    return json.dumps(prompt.messages) if prompt.messages else prompt.text
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    name: str  # the source of its rows
+    rows: RowFile
 
 
-def _read(path: str, field: str, options: JsonlOptions) -> list[Prompt]:
-    rows: list[Prompt] = []
-    try:
-        with open(path, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    rows.append(_row(line, f"{field} = {path!r}: line {number}", options))
-    except OSError as error:
-        raise TrimtabError.field(field, path, f"cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError as error:
-        raise TrimtabError.field(field, path, f"is not UTF-8 text ({error.reason} after row {len(rows)})") from None
-    if not rows:
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Some rows of some files: row i is ``index[i]`` of ``files[file[i]]``."""
+
+    files: Sequence[_Named]
+    file: npt.NDArray[np.int16]
+    index: I32
+
+    @classmethod
+    def all(cls, files: Sequence[_Named]) -> _Rows:
+        sizes = [len(f.rows) for f in files]
+        return cls(
+            files, np.arange(len(files), dtype=np.int16).repeat(sizes), np.concatenate([np.arange(n, dtype=np.int32) for n in sizes])
+        )
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def take(self, which: I64) -> _Rows:
+        return _Rows(self.files, self.file[which], self.index[which])
+
+    def identities(self) -> npt.NDArray[np.uint64]:
+        out = np.zeros(len(self), np.uint64)
+        for i, f in enumerate(self.files):
+            mine = self.file == i
+            out[mine] = f.rows.identities[self.index[mine]]
+        return out
+
+    def line(self, row: int) -> tuple[str, bytes]:
+        """(name of the file, the line)."""
+        f = self.files[int(self.file[row])]
+        return f.name, f.rows.line(int(self.index[row]))
+
+
+def _read(path: str, field: str, name: str, options: JsonlOptions) -> RowFile:
+    look = partial(_look, options=options, name=name)
+    rows = RowFile(path, field, look)
+    if rows.bad and not len(rows):
+        raise TrimtabError(f"{field} = {path!r}: none of its {rows.bad} rows can be used: {rows.complaint()}")
+    if rows.bad and options.bad_rows == "refuse":
+        bad = "1 bad row; mend it" if rows.bad == 1 else f"{rows.bad} bad rows; mend them"
+        raise TrimtabError(f'{field} = {path!r}: {rows.complaint()} ({bad} or set task.bad_rows = "set_aside")')
+    if not len(rows):
         raise TrimtabError.field(field, path, "has no rows; one JSON object a line is wanted")
     return rows
 
 
-def _row(line: str, where: str, options: JsonlOptions) -> Prompt:
-    try:
-        data = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise TrimtabError(f"{where} is not JSON ({error.msg} at column {error.colno})") from None
-    if not isinstance(data, dict):
-        raise TrimtabError(f"{where} is a JSON {type(data).__name__}, not an object")
-
-    def column(role: str, name: str) -> Json:
-        if name not in data:
-            has = ", ".join(sorted(data)) or "none"
-            raise TrimtabError(f"{where} has no column {name!r} (it has {has}); set task.columns.{role} to the column of the {role}")
-        value: Json = data[name]
-        return value
-
-    columns = options.columns
-    answer = "" if columns.answer is None else _text(column("answer", columns.answer))
-    source = Path(options.path).stem if columns.source is None else _text(column("source", columns.source))
-    if columns.messages is not None:
-        talk = _conversation(column("messages", columns.messages), f"{where}, column {columns.messages!r}")
-        text = next(m["content"] for m in reversed(talk) if m["role"] == "user")
-    else:
-        prompt = _text(column("prompt", columns.prompt))
-        try:
-            text = fill(options.template, {**data, "prompt": prompt}, options.compact)
-        except TrimtabError as error:
-            raise TrimtabError(f"{where}: {error}") from None
-        talk = messages(text, options.chat, options.system)
-    return Prompt(row=0, text=text, answer=answer, source=source, data=data, messages=talk)
+def _look(line: bytes, options: JsonlOptions, name: str) -> int:
+    return identity(parse(line, options, name))
 
 
-def _text(value: Json) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _split(rows: _Rows, options: JsonlOptions) -> tuple[_Rows, _Rows]:
+    """(held out, left). Of one file in its order; of several in a drawn one, so that the first rows are of all of them."""
+    count = options.eval_rows or min(_HELD_OUT, math.ceil(options.eval_fraction * len(rows)))
+    if count >= len(rows):
+        said = _first(options)[1]
+        raise TrimtabError.field("task.eval_rows", count, f"{said} has {len(rows)} rows, so nothing is left to train on")
+    order = keyed.permutation(options.seed, 0, len(rows))
+    held_out, left = order[:count], np.sort(order[count:])
+    return rows.take(np.sort(held_out) if len(rows.files) == 1 else held_out), rows.take(left)
 
 
-def _conversation(value: Json, where: str) -> tuple[Mapping[str, str], ...]:
-    """A list of {role, content} strings with a user message."""
-    talk: list[dict[str, str]] = []
-    for message in value if isinstance(value, list) else [value]:
-        if not (isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)):
-            raise TrimtabError(f"{where}: a conversation is a list of objects with the strings role and content")
-        talk.append({"role": str(message["role"]), "content": str(message["content"])})
-    if not any(m["role"] == "user" for m in talk):
-        raise TrimtabError(f"{where}: the conversation has no message of role user")
-    return tuple(talk)
+def _fields(options: JsonlOptions) -> list[tuple[str, PromptFile]]:
+    """The files with the fields that name them."""
+    if options.path is not None:
+        return [("task.path", options.files[0])]
+    return [(f"task.prompts.{i}.path", file) for i, file in enumerate(options.files)]
+
+
+def _first(options: JsonlOptions) -> tuple[str, str]:
+    """The field of the prompts and what it says."""
+    return ("task.path", options.path) if options.path is not None else ("task.prompts", ", ".join(file.path for file in options.files))
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """Short names that tell files apart."""
+    stems = [Path(path).stem for path in paths]
+    return stems if len(set(stems)) == len(stems) else list(paths)
+
+
+def _notes(files: Sequence[_Named], repeated: int) -> list[str]:
+    notes = [
+        f"{f.rows.path}: {f.rows.bad} bad rows are set aside, {len(f.rows)} are left: {f.rows.complaint()}" for f in files if f.rows.bad
+    ]
+    if repeated:
+        notes.append(f"{repeated} training rows repeat an evaluation prompt and are left out")
+    return notes

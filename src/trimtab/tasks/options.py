@@ -79,6 +79,13 @@ class Columns(Options):
     source: str | None = None
 
 
+class PromptFile(Options):
+    """One of several files of training prompts."""
+
+    path: str
+    weight: float | None = Field(None, gt=0.0, allow_inf_nan=False, description="its share of the prompts drawn is weight / sum of weights")
+
+
 class JsonlOptions(PromptOptions):
     """Prompts from a file of one JSON object a line; every column can be filled in and reaches the reward function as ``data``."""
 
@@ -86,7 +93,11 @@ class JsonlOptions(PromptOptions):
     scored_by = "trimtab.tasks.reward:spec"
 
     kind: Literal["jsonl"] = "jsonl"
-    path: str
+    path: str | None = Field(None, description="file of training prompts")
+    prompts: tuple[PromptFile, ...] = Field((), description="several files instead of path, with weights or without")
+    bad_rows: Literal["refuse", "set_aside"] = Field(
+        "refuse", description="rows that are no prompts (null or empty cells, wrong types, an answer at the end): refuse the file, or go on"
+    )
     columns: Columns = Columns()
     template: str = Field("{prompt}", description="filled from the row's columns; {prompt} is the prompt column")
     eval_path: str | None = Field(None, description="rows for evaluation; without it some rows of path are held out")
@@ -112,6 +123,27 @@ class JsonlOptions(PromptOptions):
         if self.reward == "exact" and self.columns.answer is None:
             raise ValueError('task.reward = "exact" compares with an answer: set task.columns.answer')
         return self
+
+    @model_validator(mode="after")
+    def _somewhere(self) -> Self:
+        if self.path is None and not self.prompts:
+            raise ValueError(
+                "task.path is missing: it has no default, set it in the file or as task.path=VALUE, "
+                'or give several files as task.prompts = [{path = "FILE", weight = 1.0}, ...]'
+            )
+        if self.path is not None and self.prompts:
+            raise ValueError("task.path and task.prompts both name the prompts: leave one of them out")
+        paths = [file.path for file in self.prompts]
+        if len(set(paths)) < len(paths):
+            raise ValueError(f"task.prompts names a file twice ({', '.join(paths)}): name it once, with the weight of both")
+        if len({file.weight is None for file in self.prompts}) > 1:
+            raise ValueError("task.prompts: give every file a weight, or none of them: without weights every row comes once an epoch")
+        return self
+
+    @property
+    def files(self) -> tuple[PromptFile, ...]:
+        """The files of training prompts, however they are named."""
+        return self.prompts if self.path is None else (PromptFile(path=self.path),)
 
     def _changed(self, *names: str) -> bool:
         """One of these differs from its default. What was *written* does not count: a resolved configuration writes everything."""

@@ -53,11 +53,33 @@ class Verdict:
     trace: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Training rows of one file. ``weight``: of the prompts drawn, the share weight / sum of weights; None: every row once an epoch."""
+
+    name: str
+    rows: int
+    weight: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRead:
+    """What a task was made from. ``digests``: of each file, or of what stands for one; ``parts``: the training rows, in order;
+    ``notes``: what a person should know about it. ``stored``: rows are read, not made up when asked for, so each can be looked at.
+    """
+
+    digests: Mapping[str, str]
+    parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
+    stored: bool = False
+
+
 class Task(Protocol):
     """Prompts by row. Training and evaluation rows never coincide."""
 
     name: str
     eval_size: int  # number of evaluation rows
+    data: DataRead
 
     def __len__(self) -> int: ...
     def prompt(self, row: int) -> Prompt: ...

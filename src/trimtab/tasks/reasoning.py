@@ -8,6 +8,8 @@ training row whose prompt is also an evaluation prompt takes another entry: the 
 from __future__ import annotations
 
 import difflib
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
@@ -16,7 +18,7 @@ from typing import TYPE_CHECKING, cast
 from trimtab import keyed
 from trimtab.records import Json, Outcome, TrimtabError
 from trimtab.tasks.options import EVAL_SEED, ReasoningGymOptions
-from trimtab.tasks.protocol import Prompt, Scorer, Verdict
+from trimtab.tasks.protocol import DataRead, Part, Prompt, Scorer, Verdict
 from trimtab.tasks.template import answer_part, fill, messages
 
 if TYPE_CHECKING:
@@ -36,8 +38,14 @@ class ReasoningGymTask:
         self._options = options
         self._training = build(options, int(keyed.fold(keyed.ORDER, options.seed)) % 2**30, options.size)
         self._evaluation = build(options, EVAL_SEED, options.eval_size)
-        for row in range(min(options.size, _PROBED)):
-            self.prompt(row)
+        probed = [self.prompt(row) for row in range(min(options.size, _PROBED))]
+        probed += [self.eval_prompt(row) for row in range(min(options.eval_size, _PROBED))]
+        # what a row is depends on the library's version, too
+        said = json.dumps([(p.text, p.answer) for p in probed]).encode()
+        self.data = DataRead(
+            digests={f"reasoning_gym/{options.name}": hashlib.blake2b(said, digest_size=16).hexdigest()},
+            parts=(Part(options.name, options.size),),
+        )
 
     def __len__(self) -> int:
         return self._options.size
