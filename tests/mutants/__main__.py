@@ -1,7 +1,7 @@
 """Break the code on purpose, one mutant at a time, and see that the named test notices: ``python -m tests.mutants [WORD...]``.
 
 Each mutant gets a copy of the sources and runs one test there. The same tests run once on an unbroken copy first: a test that
-fails by itself kills nothing. Exit code 1 if a mutant survives, or if its text is not found exactly once.
+fails by itself kills nothing. Exit code 1 if a mutant survives, or if its code is not found exactly once.
 """
 # ruff: noqa: T201
 
@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .mutant import INVARIANTS, Mutant
+from .source import Sources
 from .table import MUTANTS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,11 +36,8 @@ class Verdict:
 
 
 def apply(mutant: Mutant, root: Path) -> None:
-    path = root / "src" / "trimtab" / mutant.file
-    text = path.read_text()
-    if text.count(mutant.before) != 1:
-        raise ValueError(f"{mutant.name}: its text stands {text.count(mutant.before)} times in {mutant.file}, once is wanted")
-    path.write_text(text.replace(mutant.before, mutant.after))
+    path, text = Sources(root / "src" / "trimtab").mutated(mutant)
+    path.write_text(text)
 
 
 def run(root: Path, tests: Sequence[str]) -> int:
@@ -90,7 +88,7 @@ def control(chosen: Sequence[Mutant]) -> bool:
 
 
 def main(words: Sequence[str]) -> int:
-    chosen = [m for m in MUTANTS if not words or any(w in f"{m.name} {m.file}" for w in words)]
+    chosen = [m for m in MUTANTS if not words or any(w in f"{m.name} {m.where}" for w in words)]
     if not control(chosen):
         print("the tests do not pass on the code as it is", file=sys.stderr)
         return 1

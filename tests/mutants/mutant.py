@@ -7,11 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """In ``file`` (below src/trimtab) the text ``before``, found exactly once, becomes ``after``; ``test`` must then fail."""
+    """In the function ``where`` the code ``before``, found exactly once, becomes ``after``; ``test`` must then fail.
+
+    ``where`` is a qualified name, wherever below src/trimtab the function stands: ``Pool.turn``; ``views:_without`` says the module,
+    too, where several have a function of that name. ``before`` and ``after`` are Python: an expression each, or statements. They are
+    compared as code, so line breaks, comments, quotes and the depth of indentation do not matter, and neither does the file.
+    """
 
     invariant: int
     name: str
-    file: str
+    where: str
     before: str
     after: str
     test: str
