@@ -8,7 +8,7 @@ from __future__ import annotations
 from .methods import METHODS
 from .mutant import Mutant
 
-UPDATE = "tests/unit/learner/test_update.py"
+LEARNER = "tests/unit/learner"
 
 MUTANTS = (
     # ------------------------------------------------------------------------------------------------------------------------ 1
@@ -94,7 +94,7 @@ MUTANTS = (
         "tokens=totals.tokens, max_length=totals.max_length)",
         "F.reduce.token_scale(reduction.value, length_R, packed.rollout_N, rollouts=len(rollouts), "
         "tokens=int(length_R.sum()), max_length=totals.max_length)",
-        f"{UPDATE}::test_any_split_into_micro_batches_gives_the_same_gradient",
+        f"{LEARNER}/test_splits.py::test_any_split_into_micro_batches_gives_the_same_gradient",
     ),
     Mutant(
         3,
@@ -102,7 +102,7 @@ MUTANTS = (
         "Accumulation._loss",
         "self.chain.objective(view, w, advantage_N)",
         "self.chain.objective(view, w, advantage_N) / (1.0 if w.keep_N is None else w.keep_N.double().mean())",
-        f"{UPDATE}::test_a_mask_never_changes_the_denominator",
+        f"{LEARNER}/test_splits.py::test_a_mask_never_changes_the_denominator",
     ),
     Mutant(
         3,
@@ -110,7 +110,7 @@ MUTANTS = (
         "inverse_std",
         "F.advantages.reward_scale(view.reward_R, view.group_R, view.groups, std, view.totals.reward_std)",
         "F.advantages.reward_scale(view.reward_R, view.group_R, view.groups, std)",
-        f"{UPDATE}::test_credit_of_split_groups_is_that_of_whole_ones",
+        f"{LEARNER}/test_splits.py::test_credit_of_split_groups_is_that_of_whole_ones",
     ),
     Mutant(
         3,
@@ -118,7 +118,7 @@ MUTANTS = (
         "_in_order",
         "np.concatenate([column for _, column in parts])[order]",
         "np.concatenate([column for _, column in parts])",
-        f"{UPDATE}::test_statistics_are_the_same_to_the_bit_under_any_split",
+        f"{LEARNER}/test_splits.py::test_statistics_are_the_same_to_the_bit_under_any_split",
     ),
     Mutant(
         3,
@@ -126,7 +126,7 @@ MUTANTS = (
         "views:_without",
         "segment.action_mask & ~bad",
         "segment.action_mask",
-        f"{UPDATE}::test_a_token_without_a_usable_behavior_log_prob_leaves_the_mask_before_any_denominator",
+        f"{LEARNER}/test_broken_data.py::test_a_token_without_a_usable_behavior_log_prob_leaves_the_mask_before_any_denominator",
     ),
     # ------------------------------------------------------------------------------------------------------------------------ 4
     Mutant(
@@ -179,7 +179,7 @@ MUTANTS = (
 self.optimizer.step(1e-300)
 raise Refused(multiplier.reason, broken=False)
 """,
-        f"{UPDATE}::test_a_skipped_step_moves_nothing",
+        f"{LEARNER}/test_steps.py::test_a_skipped_step_moves_nothing",
     ),
     Mutant(
         5,
@@ -190,7 +190,7 @@ raise Refused(multiplier.reason, broken=False)
 self.optimizer.applied += 1
 raise Refused(verdict.reason, broken=False)
 """,
-        f"{UPDATE}::test_a_skipped_step_moves_nothing",
+        f"{LEARNER}/test_steps.py::test_a_skipped_step_moves_nothing",
     ),
     Mutant(
         5,
@@ -198,7 +198,7 @@ raise Refused(verdict.reason, broken=False)
         "Learner._train",
         "not accumulation.signal",
         "accumulation.signal is None",
-        f"{UPDATE}::test_a_skipped_step_moves_nothing",
+        f"{LEARNER}/test_steps.py::test_a_skipped_step_moves_nothing",
     ),
     Mutant(
         5,

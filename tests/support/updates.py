@@ -161,3 +161,18 @@ def worst(got: Sequence[Tensor], want: Sequence[Tensor]) -> float:
     """Largest difference of a tensor, relative to its norm."""
     assert len(got) == len(want)
     return max(float((a - b).detach().norm() / b.detach().norm()) for a, b in zip(got, want, strict=True))
+
+
+def weights(learner: Learner) -> list[Tensor]:
+    return [p.detach().clone() for p in learner.model.parameters()]
+
+
+def identical(a: Sequence[Tensor], b: Sequence[Tensor]) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def state(learner: Learner) -> list[Tensor]:
+    """Weights, moments and the schedule's count: everything of the optimizer."""
+    saved: Any = learner.optimizer.state_dict()
+    moments = [v for m in saved["moments"] for v in m.values()]
+    return [*weights(learner), *moments, torch.tensor([saved["applied"], learner.applied_batches])]
