@@ -55,7 +55,6 @@ from trimtab.records import Decision, Json, TrimtabError
 if TYPE_CHECKING:
     from torch import Tensor
 
-
 # Correcting either makes stale rollouts usable; current/proximal alone covers only the updates within a batch.
 _STALE = {Ratio.CURRENT_BEHAVIOR, Ratio.PROXIMAL_BEHAVIOR}
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from trimtab.learner.head import Head
 from trimtab.learner.layout import BlockLayout
 from trimtab.learner.norms.registry import Registry
-from trimtab.learner.norms.units import Buffers, GainUnit, Gradient, Input, LinearUnit, NormBudget
+from trimtab.learner.norms.units import Buffers, GainUnit, Input, LinearUnit, NormBudget, ParameterGradient
 from trimtab.learner.norms.vocab import EmbeddingUnit, HeadUnit
 from trimtab.records import TrimtabError
 
@@ -24,7 +24,7 @@ from trimtab.records import TrimtabError
 class Weighted(Protocol):
     """Knows the gradient of sum_R c_R sum q current with respect to a module's parameters; c_R and c_P in packed order."""
 
-    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]: ...
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[ParameterGradient]: ...
 
 
 class Unit(Weighted, Protocol):

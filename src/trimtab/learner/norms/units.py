@@ -19,7 +19,7 @@ from trimtab.learner.norms.registry import NORMALIZERS
 
 _SCRATCH = 2**23  # bytes of per-rollout gradients formed at a time where they are not kept
 
-Gradient = tuple[Tensor, Tensor]  # a parameter and its gradient
+ParameterGradient = tuple[Tensor, Tensor]  # a parameter and its gradient
 
 
 class Buffers:
@@ -149,7 +149,7 @@ class LinearUnit:
             e_b = b.take_zero(e)
             self.budget.norm2_R[b.members] += torch.bmm(e_b, e_b.mT).mul_(gram).sum((1, 2), dtype=torch.float64)
 
-    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[ParameterGradient]:
         weight = self.module.weight
         if self.kept is not None:
             yield weight, (c_R @ self.kept[: c_R.shape[0] * weight.numel()].view(c_R.shape[0], -1)).view_as(weight)
@@ -165,7 +165,7 @@ class GainUnit:
 
     def __init__(self, module: nn.Module, x: Tensor, budget: NormBudget) -> None:
         self.module, self.x, self.budget = module, x, budget
-        self.parts: list[Gradient] = []
+        self.parts: list[ParameterGradient] = []
 
     def receive(self, e: Tensor) -> None:
         rows = self.budget.layout.rows
@@ -181,6 +181,6 @@ class GainUnit:
         self.budget.add(sums)
         self.parts.append((parameter, sums))
 
-    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[ParameterGradient]:
         for parameter, sums in self.parts:
             yield parameter, (c_R @ sums).view_as(parameter)

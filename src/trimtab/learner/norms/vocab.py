@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trimtab.learner.head import Head
-from trimtab.learner.norms.units import Gradient, NormBudget
+from trimtab.learner.norms.units import NormBudget, ParameterGradient
 
 
 class EmbeddingUnit:
@@ -36,7 +36,7 @@ class EmbeddingUnit:
         if self.head is not None:
             self.head.cross(self)
 
-    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[ParameterGradient]:
         weight = self.module.weight
         yield weight, torch.zeros_like(weight).index_add_(0, self.id_U, self.e_UD * c_R[self.rollout_U, None])
 
@@ -111,7 +111,7 @@ class HeadUnit:
         for i, rows, u, at_ids in self._crossed:
             self.budget.norm2_R[i] += 2 * (at_ids * (self.head.hidden[rows] @ tied.e_UD[u].T)).sum(dtype=torch.float64)
 
-    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[Gradient]:
+    def finish(self, c_R: Tensor, c_P: Tensor) -> Iterator[ParameterGradient]:
         if not self.weight.requires_grad:
             return
         if self._kept is not None:
