@@ -18,6 +18,7 @@ from rich.text import Text
 from trimtab.config.run import RunConfig
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
+from trimtab.telemetry.reducers import Rate
 
 WINDOW = 10  # batches averaged in what is shown
 QUIET_EVERY = 20  # batches between two lines where there is no terminal
@@ -115,8 +116,15 @@ class Progress:
 
     def _line(self, record: BatchRecord) -> str:
         values = "  ".join(f"{label} {value}" for label, value in self._averages())
-        notes = "".join(f"  {note}" for note in (self._skips(), self._waiting) if note)
+        notes = "".join(f"  {note}" for note in (self._failures(), self._skips(), self._waiting) if note)
         return f"batch {record.batch + 1}/{self._config.learner.batches}  {values}  left {self._left(record)}{notes}"
+
+    def _failures(self) -> str:
+        """How often the verifier failed lately; "" where it did not."""
+        rates = [[r.metrics.get(f"outcome/{name}") for r in self._recent] for name in ("error", "timeout")]
+        errors, timeouts = (sum(rate.numerator for rate in row if isinstance(rate, Rate)) for row in rates)
+        asked = sum(rate.denominator for rate in rates[0] if isinstance(rate, Rate))
+        return f"no verdict on {errors + timeouts:.0f} of {asked:.0f} responses" if errors + timeouts else ""
 
     def _skips(self) -> str:
         skipped = [r for r in self._recent if not r.applied]
@@ -130,6 +138,5 @@ class Progress:
             table.add_row(*[Text.assemble((f"{label} ", "dim"), value) for label, value in row])
         notes = [Text(f"held-out {self._held_out}", style="dim"), Text(self._waiting or "nobody waits", style="dim")]
         notes += [Text(e, style="yellow") for e in self._events]
-        if skips := self._skips():
-            notes.append(Text(skips, style="yellow"))
+        notes += [Text(note, style="yellow") for note in (self._failures(), self._skips()) if note]
         return Group(self._bar.get_renderable(), table, *notes)

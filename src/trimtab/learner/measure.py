@@ -1,4 +1,4 @@
-"""The numbers of one consumed batch: raw ratio quantiles before any cut, ages, lengths, outcomes, the step."""
+"""The numbers of one consumed batch: raw ratio quantiles before any cut, ages, lengths, the step."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ def _rollouts(batch: Batch, metrics: Metrics) -> None:
         metrics.put("stop/truncated", r.stop is StopReason.LENGTH)
         metrics.put("length/mean", r.actions)
         metrics.put("length/max", r.actions)
-    n = len(rollouts)
-    for outcome in Outcome:
-        metrics.metric(f"outcome/{outcome.value}", sum(r.outcome is outcome for r in rollouts), n)
     metrics.metric("groups/mixed", sum(not equal_rewards(rewards(g.rollouts)) for g in batch.groups), len(batch.groups))
     metrics.put("tokens/trained", sum(r.actions for r in rollouts))
     metrics.put("rollouts/spanning", sum(r.oldest < r.newest for r in rollouts))

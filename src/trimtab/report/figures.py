@@ -144,7 +144,7 @@ STEPS = (
 RESPONSES = (
     Figure(
         "Outcomes",
-        "What the verifier said about the rollouts trained on. A timeout or an error is not a wrong answer.",
+        "What the verifier said about every response since the last batch, trained on or not. A timeout or an error is not a wrong answer.",
         (
             Axis(
                 (
@@ -156,6 +156,7 @@ RESPONSES = (
                 ),
                 low=0.0,
                 high=1.0,
+                marks=("verdicts",),
             ),
         ),
     ),

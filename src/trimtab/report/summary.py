@@ -27,6 +27,7 @@ class Summary(BaseModel):
     max_age: int  # of any token trained on
     mean_age: float  # over tokens
     spanning_rollouts: int  # trained rollouts with tokens of two or more versions
+    verdicts: dict[str, int] = {}  # responses asked about in training; errors and timeouts among them; lost, retried; groups given up
     moved_weights: float | None = None  # share of the published weights that an applied step changed, mean
     wall_s: float
     cpu_s: float  # learner, samplers and evaluator; the scorers' processes are apart

@@ -22,6 +22,7 @@ from trimtab.rollout import assemble
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
 from trimtab.rollout.steps import rewarded
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.tasks.protocol import Prompt, Task, Verdict
 from trimtab.tasks.shaping import ShapingOptions
 from trimtab.tasks.verifier import Verifier
@@ -95,6 +96,7 @@ class Collector:
         self._results: list[Result] = []
         self._generating = 0
         self._next_id = 0
+        self._counts = VerdictCounts()
 
     @property
     def outstanding(self) -> int:
@@ -150,6 +152,11 @@ class Collector:
         results, self._results = self._results, []
         return results
 
+    def take_counts(self) -> VerdictCounts:
+        """What became of the responses since the last call, those of groups that failed or were cancelled included."""
+        counts, self._counts = self._counts, VerdictCounts()
+        return counts
+
     def drain(self, deadline_s: float) -> list[Result]:
         """Step until nothing is outstanding; StoppedByRule naming who is waited for where no group ends for ``deadline_s``."""
         since = time.monotonic()
@@ -197,6 +204,7 @@ class Collector:
         rollout = assemble.rollout(work.ids.index(request), part, completion, verdict, time.time(), reward)
         work.rollouts.append(rollout)
         work.scoring_s.append(verdict.seconds)
+        self._counts.count(verdict.outcome, verdict.detail)
         if not rollout.judged:
             work.errors.append(verdict.detail)
         if len(work.rollouts) == len(work.ids):
@@ -206,6 +214,7 @@ class Collector:
     def _result(self, work: _Work) -> Result:
         valid = assemble.members(work.rollouts)
         least = self._options.smallest_group
+        self._counts.group(work.rollouts, whole=len(valid) >= least)
         if len(valid) < least:
             reason = f"{len(valid)} of {len(work.ids)} rollouts have a verdict, {least} are needed; the last error: {work.errors[-1]}"
             return GroupFailed(slot=work.slot, row=work.prompt.row, attempt=work.attempt, reason=reason, retry=True)

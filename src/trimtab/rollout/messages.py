@@ -15,6 +15,7 @@ from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions
 from trimtab.records import Group, Segment, Slot, StoppedByRule, TrimtabError
 from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.telemetry.clock import Interval
 
@@ -91,18 +92,20 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A finished group."""
+    """A finished group. ``counts``: what became of the responses since the worker's last ``Done`` or ``Failed``, of other groups, too."""
 
     group: Group
+    counts: VerdictCounts
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A group that could not be generated, and why."""
+    """A group that could not be generated, and why; ``counts`` as of ``Done``."""
 
     slot: Slot
     attempt: int
     reason: str
+    counts: VerdictCounts
 
 
 @dataclass(frozen=True, slots=True)

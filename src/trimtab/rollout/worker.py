@@ -81,9 +81,9 @@ class Worker:
     def _report(self, event: Result) -> None:
         with self._clock.span("send"):
             if isinstance(event, GroupDone):
-                self._send(Done(event.group))
+                self._send(Done(event.group, self._collector.take_counts()))
             else:
-                self._send(Failed(event.slot, event.attempt, event.reason))
+                self._send(Failed(event.slot, event.attempt, event.reason, self._collector.take_counts()))
 
     def _take_messages(self) -> None:
         """Handle what has come; wait a little where there is nothing else to do. EOFError where the controller is gone."""

@@ -41,6 +41,7 @@ from trimtab.pool.results import Delivery, Fate, Finished, Formed, NotYet, Ticke
 from trimtab.records import StoppedByRule, TrimtabError, Version
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.runtime.crew import Crew, CrewMember, Gone
 from trimtab.runtime.publisher import Publisher
 from trimtab.runtime.rescore import Rescore
@@ -215,10 +216,10 @@ class Controller(threading.Thread):
 
     def _handle(self, member: CrewMember, message: FromWorker | Gone) -> None:
         match message:
-            case Done(group):
-                self._returned(member, self._pool.deliver(member.name, group))
-            case Failed(slot, attempt, reason):
-                self._returned(member, self._pool.fail(member.name, slot, attempt, reason))
+            case Done(group, counts):
+                self._returned(member, self._pool.deliver(member.name, group), counts)
+            case Failed(slot, attempt, reason, counts):
+                self._returned(member, self._pool.fail(member.name, slot, attempt, reason), counts)
             case Pulse():
                 member.heard(message)
                 self._window.busy += message.busy
@@ -239,8 +240,10 @@ class Controller(threading.Thread):
             case Gone():
                 self._lost(member)
 
-    def _returned(self, member: CrewMember, delivery: Delivery) -> None:
+    def _returned(self, member: CrewMember, delivery: Delivery, counts: VerdictCounts) -> None:
         self._arrived += 1
+        self._window.verdicts.add(counts)
+        self._window.given_up += delivery.fate is Fate.FAILED
         if delivery.fate in (Fate.RETRIED, Fate.FAILED, Fate.REFUSED):
             slot = delivery.slot
             log.warning("%s: slot (%d, %d) %s: %s", member.name, slot.epoch, slot.index, delivery.fate.value, delivery.reason)

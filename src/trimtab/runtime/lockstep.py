@@ -25,7 +25,7 @@ from torch import Tensor
 from trimtab.config.run import LockstepOptions
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.pool import Pool
-from trimtab.pool.results import Finished, Formed, Ticket
+from trimtab.pool.results import Fate, Finished, Formed, Ticket
 from trimtab.records import Slot, StoppedByRule, Version
 from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
@@ -60,6 +60,7 @@ class Lockstep:
         self._policy, self._collector, self._engine = sampler.policy, sampler.collector, sampler.engine
         self._pool: Pool = session.pool
         self._times: list[Times] = []
+        self._given_up = 0
         # Weights after the last lag + 1 consumed batches, oldest first; needed where a batch is generated when it is consumed.
         self._late = bool(options.swap_every or options.surplus)
         self._snapshots: deque[Snapshot] = deque(maxlen=options.lag + 1)
@@ -134,9 +135,10 @@ class Lockstep:
 
     def _settle(self, event: Result) -> None:
         if isinstance(event, GroupDone):
-            self._pool.deliver(WORKER, event.group)
+            delivery = self._pool.deliver(WORKER, event.group)
         else:
-            self._pool.fail(WORKER, event.slot, event.attempt, event.reason)
+            delivery = self._pool.fail(WORKER, event.slot, event.attempt, event.reason)
+        self._given_up += delivery.fate is Fate.FAILED
 
     # ------------------------------------------------------------------------------------------------ weights
     def _publish_newest(self) -> None:
@@ -168,7 +170,8 @@ class Lockstep:
 
     def _window(self) -> SamplerWindow:
         published, self._times = self._times, []
-        return SamplerWindow(published=published)
+        given_up, self._given_up = self._given_up, 0
+        return SamplerWindow(published=published, verdicts=self._collector.take_counts(), given_up=given_up)
 
     # ------------------------------------------------------------------------------------------------ durable state
     def parts(self) -> dict[str, StateTree]:

@@ -237,6 +237,7 @@ def _summary(session: Session, status: Status, reason: str) -> Summary:
         max_age=t.max_age,
         mean_age=t.age_tokens / t.tokens if t.tokens else 0.0,
         spanning_rollouts=t.spanning,
+        verdicts={name: getattr(t, name) for name in ("asked", "errors", "timeouts", "lost", "retried", "given_up")},
         moved_weights=t.moved / t.applied if t.applied else None,
         wall_s=t.wall_s,
         cpu_s=t.cpu_s,

@@ -21,7 +21,8 @@ from trimtab.learner.measure import measure
 from trimtab.learner.update import Learner, UpdateResult
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Formed
-from trimtab.records import Group, Json, StoppedByDetector, TrimtabError, Version
+from trimtab.records import Group, Json, Outcome, StoppedByDetector, TrimtabError, Version
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.runtime.stopping import Stop
 from trimtab.store import checkpoint
 from trimtab.store.jsonl import JsonLines
@@ -36,6 +37,8 @@ from trimtab.telemetry.sinks import FanOut, open_sinks
 from trimtab.weights.publish import Times
 
 log = logging.getLogger(__name__)
+
+FAULTS = 10  # most frequent reasons of missing verdicts that a batch's record names
 
 
 class Observer(Protocol):
@@ -56,6 +59,12 @@ class RunTotals:
     age_tokens: float = 0.0  # sum of ages over trained tokens
     max_age: int = 0
     spanning: int = 0
+    asked: int = 0  # responses that were to be judged
+    errors: int = 0  # of them
+    timeouts: int = 0
+    lost: int = 0
+    retried: int = 0
+    given_up: int = 0
     moved: float = 0.0  # sum over applied batches of the share of published weights that a step changed
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -71,6 +80,8 @@ class SamplerWindow:
     busy: float = 0.0
     idle: float = 0.0
     cpu: float = 0.0
+    verdicts: VerdictCounts = field(default_factory=VerdictCounts)
+    given_up: int = 0  # groups that failed for the last time
     intervals: list[Interval] = field(default_factory=list)
     published: list[Times] = field(default_factory=list)
 
@@ -164,6 +175,7 @@ class Session:
         batch = formed.batch
         metrics, ages = measure(batch, results)
         metrics.extend({}, formed.notes.metrics)
+        _verdicts(metrics, window)
         lap = self._times(metrics, window)
         values = metrics.values()
         record = BatchRecord(
@@ -177,6 +189,7 @@ class Session:
             ages=ages.tokens,
             ages_generation=ages.generation,
             by_age=ages.moved,
+            faults=dict(window.verdicts.reasons.most_common(FAULTS)),
         )
         self._count(record, lap, window)
         decisions = [*formed.notes.decisions, *(d for r in results for d in r.notes.decisions)]
@@ -218,6 +231,11 @@ class Session:
         t.age_tokens += sum(int(age) * n for age, n in record.ages.items())
         t.max_age = max(t.max_age, *(int(age) for age in record.ages), 0)
         t.spanning += int(record.value("rollouts/spanning") or 0)
+        verdicts = window.verdicts
+        t.asked += verdicts.asked
+        t.errors += verdicts.outcomes[Outcome.ERROR.value]
+        t.timeouts += verdicts.outcomes[Outcome.TIMEOUT.value]
+        t.lost, t.retried, t.given_up = t.lost + verdicts.lost, t.retried + verdicts.retried, t.given_up + window.given_up
         t.moved += record.value("step/moved") or 0.0
         t.wall_s += seconds
         now = time.process_time()
@@ -300,3 +318,14 @@ class Session:
             setattr(self.tally, name, value)
         self.detectors.load_state_dict(cast(Mapping[str, Json], run["detectors"]))
         self.accuracy = dict(cast(dict[str, float], run["accuracy"]))
+
+
+def _verdicts(metrics: Metrics, window: SamplerWindow) -> None:
+    """What the verifier said since the last batch, of all it was asked about: shares of what survived would hide what did not."""
+    counts = window.verdicts
+    if counts.asked:
+        for outcome in Outcome:
+            metrics.metric(f"outcome/{outcome.value}", counts.outcomes[outcome.value], counts.asked)
+    metrics.put("rollouts/lost", counts.lost)
+    metrics.put("rollouts/retried", counts.retried)
+    metrics.put("groups/given_up", window.given_up)

@@ -5,6 +5,7 @@ armed --finding--> speaking: one Event --`rearm` batches without a finding--> ar
 
 from __future__ import annotations
 
+import math
 import statistics
 from abc import ABC, abstractmethod
 from collections import deque
@@ -77,6 +78,10 @@ class Detector(ABC, Generic[Options_co]):
         """Mean of a window, None until it is full."""
         values = self._windows[window]
         return statistics.fmean(values) if len(values) == values.maxlen else None
+
+    def total(self, window: str) -> float:
+        """Sum of what a window holds, full or not."""
+        return math.fsum(self._windows[window])
 
     def median(self, window: str, at_least: int) -> float | None:
         """Median of a window, None while it holds fewer than ``at_least`` values."""

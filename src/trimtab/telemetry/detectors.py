@@ -13,6 +13,7 @@ from trimtab.telemetry import options as opt
 from trimtab.telemetry.detector import Detector, Finding
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.metrics import BatchRecord
+from trimtab.telemetry.reducers import Rate
 
 
 class EssCollapse(Detector[opt.EssOptions]):
@@ -184,6 +185,28 @@ class Standstill(Detector[opt.StandstillOptions]):
         return None
 
 
+class Verdicts(Detector[opt.VerdictsOptions]):
+    """The scorer fails on many responses: what is learned comes from the others alone."""
+
+    name = "verdicts"
+
+    def examine(self, record: BatchRecord) -> Finding | None:
+        o, counts = self.options, [record.metrics.get(f"outcome/{name}") for name in ("error", "timeout")]
+        rates = [c for c in counts if isinstance(c, Rate)]
+        if len(rates) < len(counts):
+            return None
+        for name, rate in zip(("errors", "timeouts"), rates, strict=True):
+            self.push(name, rate.numerator, o.window)
+        self.push("asked", rates[0].denominator, o.window)
+        errors, timeouts, asked = (self.total(name) for name in ("errors", "timeouts", "asked"))
+        if asked < o.least or errors + timeouts <= o.limit * asked:
+            return None
+        found = f"the verifier failed on {(errors + timeouts) / asked:.0%} of {asked:.0f} responses"
+        often = f"; most often: {next(iter(record.faults))}" if record.faults else ""
+        message = f"{found}, {errors:.0f} errors and {timeouts:.0f} timeouts{often}"
+        return Finding(message, {"errors": errors, "timeouts": timeouts, "asked": asked})
+
+
 class Nonfinite(Detector[opt.NonfiniteOptions]):
     """A statistic of the batch is NaN or infinite."""
 
@@ -211,6 +234,7 @@ class Detectors:
             Kl(options.kl),
             NormSpike(options.norm_spike),
             Standstill(options.standstill),
+            Verdicts(options.verdicts),
         ]
         self._detectors = {d.name: d for d in every if d.options.action != "off"}
 

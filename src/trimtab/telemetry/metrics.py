@@ -97,7 +97,8 @@ class BatchRecord:
 
     ``ages`` counts tokens by age; ``ages_generation`` sums, for the tokens of each age, the part of it that arose before their
     group was complete (the rest: waiting). ``by_age`` compares current and behavior policy at each age: ``tokens`` and the means
-    ``kl`` (k3), ``ratio_mean``, ``log_ratio_abs_mean`` over them.
+    ``kl`` (k3), ``ratio_mean``, ``log_ratio_abs_mean`` over them. ``faults``: why responses judged since the last batch got no
+    verdict, the most frequent reasons and how often each.
     """
 
     batch: int  # from 0
@@ -110,6 +111,7 @@ class BatchRecord:
     ages: Mapping[str, int] = field(default_factory=dict)
     ages_generation: Mapping[str, int] = field(default_factory=dict)
     by_age: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    faults: Mapping[str, int] = field(default_factory=dict)
 
     def value(self, name: str) -> float | None:
         """The metric as one finite number; None where it was not observed or is not finite."""
@@ -144,6 +146,7 @@ class BatchRecord:
             "ages": dict(self.ages),
             "ages_generation": dict(self.ages_generation),
             "by_age": {bucket: {k: finite(x) for k, x in row.items()} for bucket, row in self.by_age.items()},
+            "faults": dict(self.faults),
         }
 
 

@@ -72,6 +72,12 @@ class StandstillOptions(WatchOptions):
     published: float = Field(default=1e-4, ge=0, le=1, description="alarm where it changes a smaller share of the published ones")
 
 
+class VerdictsOptions(WatchOptions):
+    window: int = Field(default=10, ge=1, description="batches whose responses are counted together, or as many as there are")
+    limit: float = Field(default=0.05, ge=0, lt=1, description="alarm where more than this share of the responses got no verdict")
+    least: int = Field(default=20, ge=1, description="responses needed before it may fire")
+
+
 class NonfiniteOptions(WatchOptions):
     pass
 
@@ -87,6 +93,7 @@ class DetectorOptions(_Options):
     kl: KlOptions = KlOptions()
     norm_spike: NormSpikeOptions = NormSpikeOptions()
     standstill: StandstillOptions = StandstillOptions()
+    verdicts: VerdictsOptions = VerdictsOptions()
     nonfinite: NonfiniteOptions = NonfiniteOptions()
 
 

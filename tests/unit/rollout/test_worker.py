@@ -19,6 +19,7 @@ from trimtab.engines.digest import weights_digest
 from trimtab.records import Slot, StoppedByRule
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Commit, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Stage, Staged
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.weights.shared import SharedBlocks
 
 
@@ -97,7 +98,7 @@ def test_a_dropped_group_never_comes(talk: Talk) -> None:
 def test_a_prompt_that_cannot_be_had_is_reported_not_raised(talk: Talk) -> None:
     talk.serve(0)
     talk.worker.send(Assign(Slot(1, 2), 13, 2))
-    assert talk.until(Failed) == [Failed(Slot(1, 2), 2, "row 13 cannot be had")]
+    assert talk.until(Failed) == [Failed(Slot(1, 2), 2, "row 13 cannot be had", VerdictCounts())]
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("odd"), 0), (StoppedByRule("enough"), 3)])

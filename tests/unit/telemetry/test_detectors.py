@@ -11,6 +11,7 @@ from trimtab.telemetry.detectors import Detectors
 from trimtab.telemetry.events import Severity
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.telemetry.options import DetectorOptions, EssOptions, LengthOptions
+from trimtab.telemetry.reducers import Rate
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text())
 """Three recorded runs of a 0.1 M-parameter model on chain sum, lag 64, lr 3e-4: two collapse, one stays up. ``fresh`` is the
@@ -238,3 +239,37 @@ def test_a_detector_switched_on_at_resume_starts_afresh():
     after.load_state_dict(before.state_dict())
     assert "length" not in before.state_dict()
     assert after.state_dict()["ess"] == before.state_dict()["ess"]
+
+
+def judged(errors, timeouts, asked=40, faults=None, **more):
+    """Batches of verdicts, one a place of ``errors``."""
+    for t, (e, o) in enumerate(zip(errors, timeouts, strict=True)):
+        metrics = {"outcome/error": Rate(e, asked), "outcome/timeout": Rate(o, asked)} if asked else {}
+        yield BatchRecord(batch=t, version=t, incarnation=0, time=0.0, applied=True, metrics=metrics, faults=faults or {}, **more)
+
+
+def test_failing_verdicts_are_told_at_once_with_the_reason():
+    detectors = Detectors(DetectorOptions())
+    events = [
+        e for r in judged([8] * 30, [4] * 30, faults={"error: RuntimeError: boom": 8, "timeout: no verdict": 4}) for e in detectors.feed(r)
+    ]
+    (event,) = events
+    assert (event.name, event.severity, event.batch) == ("verdicts", Severity.WARN, 0)
+    assert event.message == "the verifier failed on 30% of 40 responses, 8 errors and 4 timeouts; most often: error: RuntimeError: boom"
+    assert event.evidence == {"errors": 8, "timeouts": 4, "asked": 40}
+
+
+@pytest.mark.parametrize(
+    ("errors", "asked", "first"),
+    [
+        ([2] * 20, 40, None),  # a twentieth is not above the limit
+        ([0] * 10 + [12] + [0] * 9, 40, None),  # a moment among many responses
+        ([0] * 10 + [40] * 10, 40, 10),
+        ([3] * 20, 8, 2),  # three batches make 20 responses
+        ([0] * 20, 0, None),  # nothing judged since the last batch
+    ],
+)
+def test_failing_verdicts_count_over_the_window(errors, asked, first):
+    detectors = Detectors(DetectorOptions())
+    events = [e for r in judged(errors, [0] * len(errors), asked) for e in detectors.feed(r)]
+    assert [e.batch for e in events] == ([] if first is None else [first])
