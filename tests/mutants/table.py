@@ -183,6 +183,18 @@ raise Refused(multiplier.reason, broken=False)
     ),
     Mutant(
         5,
+        "a refused step moves the masters of narrow weights",
+        "Learner._step",
+        "raise Refused(verdict.reason, broken=False)",
+        """\
+for master in self.optimizer.masters:
+    master.data *= 1.001
+raise Refused(verdict.reason, broken=False)
+""",
+        "tests/unit/learner/test_masters.py::test_a_skipped_step_moves_nothing_masters_included",
+    ),
+    Mutant(
+        5,
         "the schedule advances on a skip",
         "Learner._step",
         "raise Refused(verdict.reason, broken=False)",
@@ -273,6 +285,14 @@ entry.attempt += 1
         "keyed.fold(self._tag, self._seed, slot.epoch, slot.index, 0, np.arange(o.group_size))",
         "tests/unit/rollout/test_collector.py::test_too_few_members_is_a_failure_to_retry_and_the_retry_draws_anew",
     ),
+    Mutant(
+        6,
+        "a checkpoint holds the rounded weights in place of their masters",
+        "ScheduledAdamW.state_dict",
+        "[master.detach().clone() for _, master in self._narrow]",
+        "[p.detach().float() for p, _ in self._narrow]",
+        "tests/unit/learner/test_masters.py::test_a_restored_optimizer_goes_on_bit_for_bit",
+    ),
     # ------------------------------------------------------------------------------------------------------------------------ 7
     Mutant(
         7,
@@ -335,6 +355,30 @@ self._parameters[name].data.copy_(weights[name])
         "tests/unit/pool/test_admit.py::test_the_deadline_fails_a_straggler_and_names_it",
     ),
     # ------------------------------------------------------------------------------------------------------------------------ 9
+    Mutant(
+        9,
+        "the learner's head counts ids that no tokenizer has",
+        "Head.__init__",
+        "self.width = self.ids.size",
+        "self.width = self.ids.rows",
+        "tests/unit/learner/test_ids.py::test_a_learner_of_a_padded_model_is_one_of_the_sliced_model",
+    ),
+    Mutant(
+        9,
+        "the engine samples the holes of a vocabulary",
+        "Forward.logits",
+        "self._ids.cut(wide_product(hidden, self._head.weight[: self.vocabulary]))",
+        "wide_product(hidden, self._head.weight[: self.vocabulary])",
+        "tests/unit/engines/test_vocabulary.py::test_holes_are_never_sampled_and_learner_and_engine_agree",
+    ),
+    Mutant(
+        9,
+        "logits of bfloat16 are rounded to it",
+        "wide_product",
+        "x_nD.dtype not in (torch.float16, torch.bfloat16)",
+        "x_nD.dtype is not None",
+        "tests/unit/engines/test_vocabulary.py::test_logits_of_narrow_weights_are_not_rounded",
+    ),
     Mutant(
         9,
         "scores ignore the temperature",
