@@ -42,17 +42,17 @@ mutants: $(DEV)
 	$(BIN)/python -m tests.mutants
 
 parity: $(DEV)
-	$(BIN)/pip install -q -c constraints.txt -e ".[peers]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[all,peers]"
 	$(BIN)/pip install -q --no-deps verl==$(VERL)
 	$(BIN)/pytest -m parity -p no:cacheprovider tests/parity
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e .
+	$(BIN)/pip install -q -c constraints.txt -e ".[all]"
 	touch $@
 
 $(DEV): $(STAMP)
-	$(BIN)/pip install -q -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install -q -c constraints.txt -e ".[all,dev]"
 	touch $@
 
 clean:

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
+from trimtab.extras import require
 from trimtab.lab import output
 from trimtab.lab.laboratory import folder, forecast_minutes, run
 from trimtab.lab.load import load, shipped, taken
@@ -56,6 +57,7 @@ def run_experiment(
     source: str, root: Path, *, seeds: int | None, jobs: int, budget_minutes: float, smoke: bool, cells: str, again: bool
 ) -> int:
     """Run what is missing, write the page, say the verdict; the exit code."""
+    require("lab", "trimtab lab run")
     loaded = load(source)
     try:
         with _importable(loaded.path.parent), Watch(source, jobs) as watch:

@@ -205,6 +205,7 @@ def config_check(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], 
     from trimtab.config.load import load
 
     config = load(source, overrides or [])
+    config.require_extras()
     names = ", ".join(m.name for m in config.chain().methods)
     print(f"{source} is sound: {config.learner.batches} batches, {config.runtime.kind}, methods {names}")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from trimtab.config.load import load, override, read_resolved, read_table, validate
 from trimtab.config.run import RunConfig
+from trimtab.extras import missing
 from trimtab.records import StoppedByRule
 from trimtab.report.summary import Summary
 from trimtab.store.run_folder import RunFolder
@@ -16,8 +17,12 @@ EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
 
 
 def _config(source: str, overrides: Sequence[str], sync: bool) -> RunConfig:
-    if not sync:
-        return load(source, overrides)
+    config = _synchronous(source, overrides) if sync else load(source, overrides)
+    config.require_extras()
+    return config
+
+
+def _synchronous(source: str, overrides: Sequence[str]) -> RunConfig:
     table = read_table(source)
     table["runtime"] = {"kind": "lockstep", "lag": 0}
     return validate(override(table, overrides))
@@ -74,8 +79,16 @@ def _pointing_at(path: Path) -> Iterator[None]:
         yield
     except StoppedByRule:
         print(f"stopped and checkpointed; go on with: trimtab resume {path}")
-        print(f"report  {path / 'report.html'}")
+        print(f"report  {_page(path)}")
         raise
+
+
+def _page(path: Path) -> str:
+    """Where the report is, or why there is none and how to have it."""
+    package = missing("report")
+    if package is None:
+        return str(path / "report.html")
+    return f'not made, it needs the package {package}: pip install "trimtab[report]", then trimtab report {path}'
 
 
 def _end(path: Path, s: Summary) -> int:
@@ -86,7 +99,7 @@ def _end(path: Path, s: Summary) -> int:
         print(f"age of trained tokens: mean {s.mean_age:.2f}, max {s.max_age} versions")
         print(f"{s.spanning_rollouts} rollouts span two or more versions")
         print(f"model   {path / 'model'}")
-        print(f"report  {path / 'report.html'}")
+        print(f"report  {_page(path)}")
         return EXIT_DONE
     print(f"interrupted after {s.batches} batches and checkpointed; go on with: trimtab resume {path}")
     return EXIT_INTERRUPTED

@@ -12,6 +12,7 @@ from trimtab.control.protocol import Need, Rescoring, SelectMethod, Setting
 from trimtab.control.registry import MethodEntry
 from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions, ScriptedEngineOptions, TorchEngineOptions
+from trimtab.extras import require
 from trimtab.learner.options import LearnerOptions
 from trimtab.plugins import Kinds
 from trimtab.pool.options import LagOptions
@@ -127,6 +128,12 @@ class RunConfig(_Options):
             remedy = f"a batch has {groups} groups and every update needs one; lower it or raise rollout.prompts_per_batch"
             raise TrimtabError.field("learner.updates_per_batch", updates, remedy)
         return self
+
+    def require_extras(self) -> None:
+        """MissingExtra where the run would need a package that is not installed. The report at its end is no such need."""
+        if self.telemetry.tensorboard:
+            require("tensorboard", "telemetry.tensorboard = True")
+        self.task.require_extra()
 
     @property
     def asynchronous(self) -> bool:

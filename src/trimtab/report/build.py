@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 
+from trimtab.extras import require
 from trimtab.records import TrimtabError
 from trimtab.report import figures, panels, shares, style, timeline, words
 from trimtab.report.panels import Panel
@@ -36,8 +37,10 @@ def build_report(run_folders: Sequence[Path], out: Path) -> Path:
     """Write the report of one run, or of several overlaid, to ``out``; the path.
 
     Raises:
+        MissingExtra: the extra ``report`` is not installed.
         TrimtabError: no folder given, a folder does not exist, or the page cannot be written.
     """
+    require("report", "report.html")
     if not run_folders:
         raise TrimtabError("report needs at least one run folder: give one or more folders that `trimtab train` wrote to")
     runs = [load(folder, label) for folder, label in zip(run_folders, labels(run_folders), strict=True)]

@@ -43,6 +43,7 @@ class Parts:
 
 def build(config: RunConfig) -> Parts:
     """Load the task, the verifier, the model; refuse what cannot work, in one sentence."""
+    config.require_extras()
     import torch
 
     chain = config.chain()

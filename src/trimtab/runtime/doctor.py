@@ -13,10 +13,11 @@ from pathlib import Path
 import psutil
 
 from trimtab.config.run import LocalOptions, RunConfig
+from trimtab.extras import EXTRAS, missing
 from trimtab.records import TrimtabError
 
 LEAST_DISK = 2**30
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "pyarrow", "reasoning-gym")
+PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "pydantic", "pyarrow")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,8 @@ def machine() -> Iterator[Checkup]:
 
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES)
     yield Checkup("packages", True, versions)
+    absent = [f'{extra} (pip install "trimtab[{extra}]")' for extra in EXTRAS if missing(extra)]
+    yield Checkup("extras", True, f"not installed: {', '.join(absent)}" if absent else ", ".join(EXTRAS))
     cores, memory = psutil.cpu_count() or 1, psutil.virtual_memory()
     yield Checkup(
         "cores", cores >= 2, f"{cores}; {'learner and sampler run side by side' if cores >= 2 else 'one core: asynchrony cannot help'}"

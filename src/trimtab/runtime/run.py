@@ -18,6 +18,7 @@ from trimtab.config.load import differences, override, read_resolved, to_toml, v
 from trimtab.config.models import anchored
 from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.engines.checkpoint import save_policy
+from trimtab.extras import MissingExtra
 from trimtab.records import Json, StoppedByRule, StoppedEarly, TrimtabError
 from trimtab.report.summary import Status, Summary
 from trimtab.runtime.build import Parts, build
@@ -251,4 +252,7 @@ def _summary(session: Session, status: Status, reason: str) -> Summary:
 def _report(folder: RunFolder) -> None:
     from trimtab.report.build import build_report
 
-    build_report([folder.path], folder.report)
+    try:
+        build_report([folder.path], folder.report)
+    except MissingExtra as error:  # the page can be made later, from the run's files
+        log.warning("%s", error)

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import simpy
 
 from trimtab.config.run import LocalOptions, RunConfig
+from trimtab.extras import require
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Fate, Finished, Formed, Ticket
 from trimtab.records import Group, TrimtabError
@@ -60,9 +60,11 @@ def simulate(
     ``prompts``: rows of its task.
 
     Raises:
+        MissingExtra: the extra ``lab`` is not installed.
         TrimtabError: the configuration is of another runtime.
         StoppedByRule: what the pool says where nothing can go on.
     """
+    require("lab", "trimtab.sim")
     if not isinstance(config.runtime, LocalOptions):
         raise TrimtabError.field("runtime.kind", config.runtime.kind, "the model has samplers beside a learner; use local")
     return _Loop(config, config.runtime, model, seed, prompts, batches).run(until_s)
@@ -71,6 +73,8 @@ def simulate(
 class _Loop:
     def __init__(self, config: RunConfig, runtime: LocalOptions, model: Model, seed: int, prompts: int, most_batches: int | None) -> None:
         self._config, self._model, self._most_batches = config, model, most_batches
+        import simpy
+
         chain = config.chain()
         self._pool: Pool = make_pool(config, chain, prompts)
         self._env = simpy.Environment()

@@ -12,15 +12,18 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
-import simpy
 
 from trimtab.pool.results import Ticket
 from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason
 from trimtab.sim.model import Model, Rng, SimRollout
 
-Process = Generator[simpy.Event, object, None]
+if TYPE_CHECKING:
+    import simpy
+
+Process = Generator["simpy.Event", object, None]
 FORGETTING = 0.5  # sigma of the log-normal noise on the drift of an interrupted rollout
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
 
+from trimtab.extras import require
 from trimtab.plugins import Kinds
 from trimtab.tasks.shaping import ShapingOptions
 
@@ -33,7 +34,9 @@ class PromptOptions(Options):
 
     made_by: ClassVar[str]
     scored_by: ClassVar[str]
+    extra: ClassVar[str | None] = None  # of Trimtab, that this kind of task needs
 
+    kind: str
     template: str = Field(description="prompt text; {field} is filled from the row")
     compact: bool = Field(False, description="strip all white space from what is filled in")
     chat: bool = Field(False, description="send the text as a user message through the model's chat template")
@@ -49,6 +52,11 @@ class PromptOptions(Options):
             raise ValueError("task.system needs task.chat = true: plain text prompts have no system message")
         return self
 
+    def require_extra(self) -> None:
+        """MissingExtra where this kind of task needs a package that is not installed."""
+        if self.extra is not None:
+            require(self.extra, f"task.kind = {self.kind!r}")
+
     @model_validator(mode="after")
     def _can_be_shaped(self) -> Self:
         self.shaping.check(self)
@@ -60,6 +68,7 @@ class ReasoningGymOptions(PromptOptions):
 
     made_by = "trimtab.tasks.reasoning:ReasoningGymTask"
     scored_by = "trimtab.tasks.reasoning:ReasoningGymScorer"
+    extra = "environments"
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
     name: str = "chain_sum"

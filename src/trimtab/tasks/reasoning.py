@@ -82,10 +82,9 @@ class ReasoningGymTask:
 
 def build(options: ReasoningGymOptions, seed: int, size: int) -> ProceduralDataset:
     """The family's dataset; TrimtabError naming the family or the setting where it cannot be built."""
-    try:
-        from reasoning_gym.factory import DATASETS, create_dataset
-    except ImportError as error:
-        raise TrimtabError(f'task.kind = "reasoning_gym" needs the package reasoning-gym ({error}); pip install reasoning-gym') from None
+    options.require_extra()
+    from reasoning_gym.factory import DATASETS, create_dataset
+
     if options.name not in DATASETS:
         near = ", ".join(difflib.get_close_matches(options.name, DATASETS, n=3)) or f"one of {len(DATASETS)} families, such as chain_sum"
         raise TrimtabError.field("task.name", options.name, f"no such reasoning-gym family; did you mean {near}?")
