@@ -64,7 +64,8 @@ def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:
     import torch
 
     torch.set_num_threads(1)
-    from trimtab.learner.warmstart import WarmstartOptions, make
+    from trimtab.lab.recipe import WarmstartOptions
+    from trimtab.lab.warmstart import make
 
     values = {}
     for text in overrides:

@@ -20,8 +20,8 @@ from trimtab.config.load import validate
 from trimtab.config.run import RunConfig
 from trimtab.lab import warm
 from trimtab.lab.mistakes import checked
+from trimtab.lab.recipe import WarmstartOptions
 from trimtab.lab.spec import merge
-from trimtab.learner.options import WarmstartOptions
 from trimtab.records import Json, TrimtabError
 from trimtab.report.summary import Summary
 from trimtab.store.durable import write_atomic

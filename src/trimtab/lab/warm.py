@@ -1,6 +1,6 @@
 """Initial policies made on demand: recipes in the experiment file, each trained once and kept in the laboratory's folder by content.
 
-    [options.models.large]           # fields of trimtab.learner.options.WarmstartOptions, as of `trimtab warmstart`
+    [options.models.large]           # fields of trimtab.lab.recipe.WarmstartOptions, as of `trimtab warmstart`
     task = "countdown"
     phases = [{ steps = 2000, q = 0.02, lr = 3e-3, demonstrations = 64, decay = true }]
 
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from trimtab.lab.mistakes import checked
 from trimtab.lab.numerics import NUMERICS
-from trimtab.learner.options import WarmstartOptions
+from trimtab.lab.recipe import WarmstartOptions
 from trimtab.records import Json, TrimtabError
 from trimtab.store.durable import write_atomic
 
@@ -52,7 +52,7 @@ def made(wanted: WarmstartOptions, root: Path) -> tuple[Path, float]:
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # goes with the process
         if not (folder / MADE).exists():
-            from trimtab.learner.warmstart import make
+            from trimtab.lab.warmstart import make
 
             begun = time.perf_counter()
             for line in make(wanted, folder):

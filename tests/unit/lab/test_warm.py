@@ -9,9 +9,9 @@ import pytest
 
 from trimtab.config.load import load
 from trimtab.lab import keys, warm
+from trimtab.lab.demonstrations import SOURCES
 from trimtab.lab.load import load as load_experiment
 from trimtab.lab.runners import Work, switch, train
-from trimtab.learner.demonstrations import SOURCES
 from trimtab.records import Json, TrimtabError
 from trimtab.tasks.options import ReasoningGymOptions
 from trimtab.tasks.reasoning import ReasoningGymScorer, ReasoningGymTask

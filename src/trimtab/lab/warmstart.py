@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from trimtab.engines.checkpoint import Policy, save_policy
-from trimtab.learner.demonstrations import SOURCES, Demonstration
-from trimtab.learner.options import WarmstartOptions
+from trimtab.lab.demonstrations import SOURCES, Demonstration
+from trimtab.lab.recipe import WarmstartOptions
 from trimtab.learner.packing import pack
 from trimtab.learner.passes import PackedModel
 from trimtab.records import Outcome, Rollout, Sampling, Segment, StopReason
