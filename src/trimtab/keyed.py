@@ -15,7 +15,8 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _M1 = np.uint64(0xBF58476D1CE4E5B9)
 _M2 = np.uint64(0x94D049BB133111EB)
 # Stream tags keep the draws for different purposes apart even where their numbers coincide.
-ROLLOUT, ORDER, EVAL, SKETCH, PROBE, SELECT, ENGINE = range(1, 8)
+ROLLOUT, ORDER, EVAL = 1, 2, 3
+SELECT, ENGINE = 6, 7  # 4 and 5 are free; a tag's number is part of every draw made under it
 
 
 def _mix(h: U64) -> U64:

@@ -10,7 +10,6 @@
 Dimension suffixes used everywhere: ``_T`` positions of a segment, ``_N`` action tokens, ``_R`` rollouts, ``_G`` groups, ``_V`` vocabulary.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -131,7 +130,7 @@ class Timing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One episode. ``score`` is the verifiable score; ``reward`` the shaped one, ``parts`` its named addends.
+    """One episode. ``score`` is the verifiable score; ``reward`` the shaped one.
 
     ``forgetting`` is how far the policy has moved on the part that older versions sampled (PACE): as the version that finished the
     rollout sees it (source ``swap``) or the learner on its arrival (``learner``). None where unknown, or where one version sampled all.
@@ -143,7 +142,6 @@ class Rollout:
     outcome: Outcome
     stop: StopReason
     reward: float | None = None  # None: equal to score
-    parts: Mapping[str, float] = field(default_factory=dict)
     timing: Timing = field(default_factory=Timing)
     forgetting: float | None = None
     forgetting_source: str = ""

@@ -67,7 +67,7 @@ def sample(
     prompt_ids = []
     for epoch, index in slots:
         text = prompts[keyed.permutation(SEED, epoch, len(prompts))[index]]
-        prompt_ids.append(np.array([policy.bos_id, *policy.tokenizer.encode(text, add_special_tokens=False)], np.int32))
+        prompt_ids.append(np.array([policy.tokenizer.bos_token_id, *policy.tokenizer.encode(text, add_special_tokens=False)], np.int32))
         for member in range(m):
             key, i = keyed.stream(SEED, epoch, index, 0, member), (len(prompt_ids) - 1) * m + member
             ask = Request(id=i, prompt=prompt_ids[-1], max_new_tokens=n.new_tokens, sampling=Sampling(), key=key, stop_ids=policy.eos_ids)

@@ -36,4 +36,4 @@ def bench_policy(size: str, context: int = 256) -> Policy:
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config).eval()
     ids = Vocabulary(VOCABULARY, VOCABULARY)
-    return Policy(model=model, tokenizer=tokenizer, eos_ids=(EOS,), pad_id=PAD, bos_id=BOS, context=context, vocabulary=ids)
+    return Policy(model=model, tokenizer=tokenizer, eos_ids=(EOS,), context=context, vocabulary=ids)

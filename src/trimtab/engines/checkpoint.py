@@ -35,8 +35,6 @@ class Policy:
     model: Qwen2ForCausalLM
     tokenizer: PreTrainedTokenizerBase
     eos_ids: tuple[int, ...]
-    pad_id: int
-    bos_id: int | None
     context: int
     vocabulary: Vocabulary
 
@@ -49,13 +47,10 @@ class Policy:
             eos += [] if named is None else [named] if isinstance(named, int) else list(named)
         if not eos:
             raise TrimtabError("eos_token_id is named by neither the model nor the tokenizer: set it in config.json, or no response ends")
-        pad = tokenizer.pad_token_id
         return cls(
             model=model,
             tokenizer=tokenizer,
             eos_ids=tuple(dict.fromkeys(eos)),
-            pad_id=eos[0] if pad is None else pad,
-            bos_id=tokenizer.bos_token_id,
             context=model.config.max_position_embeddings,
             vocabulary=Vocabulary.of({*tokenizer.get_vocab().values(), *eos}, model.config.vocab_size),
         )

@@ -5,7 +5,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
 from trimtab import keyed
-from trimtab.records import Json, Slot, TrimtabError
+from trimtab.records import Slot, TrimtabError
 
 
 class PlanState(BaseModel):
@@ -64,13 +64,8 @@ class Plan:
     def state(self) -> PlanState:
         return PlanState(seed=self.seed, prompts=self.prompts, drawn=self.drawn)
 
-    def state_dict(self) -> dict[str, Json]:
-        """:meth:`state` in plain JSON."""
-        return self.state().model_dump()
-
-    def load_state_dict(self, state: Json | PlanState) -> None:
+    def restore(self, saved: PlanState) -> None:
         """Go on from a checkpoint. ``batches`` may differ; the seed and the number of rows may not."""
-        saved = PlanState.model_validate(state)
         if saved.prompts != self.prompts:
             raise TrimtabError.field("prompts", self.prompts, f"the checkpoint's plan has {saved.prompts}; resume with the same data")
         if saved.seed != self.seed:

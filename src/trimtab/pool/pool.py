@@ -303,7 +303,7 @@ class Pool:
         """
         saved = PoolState.model_validate(state)
         self.version = saved.version
-        self.plan.load_state_dict(saved.plan)
+        self.plan.restore(saved.plan)
         self._book = Book.restored(saved.book, groups)
         self._blocked, self._late = {}, None
         needed = self.bounds.needed(self._book.profile, self.version)

@@ -24,6 +24,7 @@ from trimtab.records import Json, TrimtabError
 from trimtab.runtime.build import build
 from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Session
+from trimtab.runtime.snapshots import Snapshots
 from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.events import Event
@@ -89,7 +90,7 @@ def cosines(config: RunConfig, batches: int) -> list[float]:
             session = Session(config, folder, parts.learner, parts.pool, parts.clock, _Silent(), stop)
             session.open()
             with closing(session), stop.listening(), suppress(Interrupted):
-                Lockstep(session, parts.sampler, config.runtime).run(stop)
+                Lockstep(session, parts.sampler, config.runtime, Snapshots(config.runtime)).run(stop)
     finally:
         parts.sampler.close()
     return watching.seen

@@ -38,7 +38,7 @@ from torch import Tensor
 from trimtab.config.run import LocalOptions
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Delivery, Fate, Finished, Formed, NotYet, Ticket
-from trimtab.records import StoppedByRule, TrimtabError, Version
+from trimtab.records import Group, StoppedByRule, TrimtabError, Version
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
 from trimtab.rollout.verdict_counts import VerdictCounts
@@ -54,7 +54,7 @@ TICK_S = 0.1  # longest sleep of the controller and of a waiting learner: deadli
 
 
 class Controller(threading.Thread):
-    """``lock`` guards the pool, the crew and the publisher; ``_changed`` wakes the learner."""
+    """``lock`` guards the pool, the crew and the publisher, and whoever else touches the pool holds it; ``_changed`` wakes the learner."""
 
     def __init__(
         self,
@@ -63,13 +63,14 @@ class Controller(threading.Thread):
         launch: Callable[[str], WorkerProcess],
         blocks: SharedBlocks,
         probe_gap: float,
+        lock: threading.Lock,
         rescore: Rescore | None = None,
     ) -> None:
         super().__init__(name="controller", daemon=True)
         self._pool, self._options, self._rescore = pool, options, rescore
         self._crew = Crew(options, launch)
         self._publisher = Publisher(self._crew, blocks, options.publish_deadline_s, probe_gap)
-        self.lock = threading.Lock()
+        self.lock = lock
         self._changed = threading.Condition(self.lock)
         self._window = SamplerWindow()
         self._arrived = 0  # groups that came back, finished or failed
@@ -93,34 +94,32 @@ class Controller(threading.Thread):
 
         Raises :class:`StoppedByRule`, naming who is waited for, where no group comes back for ``progress_deadline_s``.
         """
-        with self._changed:
-            self._crew.wake()  # a batch may have been consumed without a publication
-            arrived, since = self._arrived, time.monotonic()
-            while not stopping():
+        self._crew.wake()  # a batch may have been consumed without a publication
+        arrived, since = -1, 0.0
+        while not stopping():
+            with self._changed:
                 self._raise()
-                self._fill_in_scores()
-                formed = self._pool.form()
-                if isinstance(formed, Formed):
-                    return formed
-                if isinstance(formed, Finished):
-                    return None
-                if self._arrived != arrived:
-                    arrived, since = self._arrived, time.monotonic()
-                if time.monotonic() - since > self._options.progress_deadline_s:
-                    raise self._starved(formed)
-                self._sleep()
-            return None
+                if not (unscored := self._unscored()):
+                    formed = self._pool.form()
+                    if isinstance(formed, Formed):
+                        return formed
+                    if isinstance(formed, Finished):
+                        return None
+                    if self._arrived != arrived:
+                        arrived, since = self._arrived, time.monotonic()
+                    if time.monotonic() - since > self._options.progress_deadline_s:
+                        raise self._starved(formed)
+                    self._sleep()
+            if unscored and self._rescore is not None:
+                scored = self._rescore(unscored)  # without the lock: groups come in meanwhile
+                with self.lock:
+                    for group in scored:
+                        self._pool.rescored(group)
+        return None
 
-    def _fill_in_scores(self) -> None:
-        """The learner scores what it was asked to of the groups that have arrived, and of those that arrive meanwhile."""
-        while self._rescore is not None and (groups := self._pool.unscored()):
-            self._changed.release()
-            try:
-                scored = self._rescore(groups)
-            finally:
-                self._changed.acquire()
-            for group in scored:
-                self._pool.rescored(group)
+    def _unscored(self) -> list[Group]:
+        """The groups that have arrived of which the learner was asked to score something and has not."""
+        return self._pool.unscored() if self._rescore is not None else []
 
     def _starved(self, waiting: NotYet) -> StoppedByRule:
         waits = "; ".join(self._pool.facts(time.monotonic()).waits) or waiting.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from contextlib import closing
 
@@ -23,10 +24,10 @@ PROBE_PROMPTS, PROBE_TOKENS = 8, 512  # most prompts and tokens that engine and 
 
 
 class Local:
-    """The learner's loop; the controller's thread does the rest."""
+    """The learner's loop; the controller's thread does the rest. ``lock``: the session's, too."""
 
-    def __init__(self, session: Session, parts: Parts, options: LocalOptions) -> None:
-        self._session, self._parts, self._options = session, parts, options
+    def __init__(self, session: Session, parts: Parts, options: LocalOptions, lock: threading.Lock) -> None:
+        self._session, self._parts, self._options, self._lock = session, parts, options, lock
         self._probe = probe(parts, session.config.rollout.temperature)
 
     def run(self, stopping: Stop) -> bool:
@@ -42,10 +43,10 @@ class Local:
                 lambda name: start_worker(session, name, blocks, self._probe, options.worker_threads),
                 blocks,
                 session.config.learner.accepted_gap,
+                self._lock,
                 self._rescorer(stopping),
             )
             with closing(controller):
-                session.lock = controller.lock
                 self._loop(controller, evaluations, stopping)
             if not stopping():
                 evaluations.finish(stopping)

@@ -15,10 +15,8 @@ and a selector, or the order of arrival, takes B of all that wait. What is left 
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
-from typing import cast
 
 from torch import Tensor
 
@@ -33,15 +31,13 @@ from trimtab.runtime.evaluation import Evaluations
 from trimtab.runtime.processes import start_evaluator
 from trimtab.runtime.rescore import rescorer
 from trimtab.runtime.session import SamplerWindow, Session
+from trimtab.runtime.snapshots import Snapshot, Snapshots
 from trimtab.runtime.stopping import Stop
-from trimtab.store.tree import StateTree
 from trimtab.weights.inprocess import publish
 from trimtab.weights.publish import Times
 
 WORKER = "lockstep"
 EVALUATOR_RESTARTS = 3
-
-Snapshot = tuple[int, dict[str, Tensor]]  # version number, weights
 
 
 def pool_options(options: LockstepOptions, straggler_deadline_s: float = 3600.0) -> PoolOptions:
@@ -53,26 +49,21 @@ def pool_options(options: LockstepOptions, straggler_deadline_s: float = 3600.0)
 
 
 class Lockstep:
-    """Generates what is due, forms a batch, has the session consume it; again."""
+    """Generates what is due, forms a batch, has the session consume it; again. The session tells ``snapshots`` of every batch."""
 
-    def __init__(self, session: Session, sampler: Sampler, options: LockstepOptions) -> None:
-        self._session, self._options = session, options
+    def __init__(self, session: Session, sampler: Sampler, options: LockstepOptions, snapshots: Snapshots) -> None:
+        self._session, self._options, self._snapshots = session, options, snapshots
         self._policy, self._collector, self._engine = sampler.policy, sampler.collector, sampler.engine
         self._pool: Pool = session.pool
         self._times: list[Times] = []
         self._given_up = 0
-        # Weights after the last lag + 1 consumed batches, oldest first; needed where a batch is generated when it is consumed.
-        self._late = bool(options.swap_every or options.surplus)
-        self._snapshots: deque[Snapshot] = deque(maxlen=options.lag + 1)
         self._rescore = rescorer(session.config, session.learner.model)
-        if self._late:
-            session.after_batch = self._remember
 
     def run(self, stopping: Stop) -> bool:
         """Consume batches until the plan is trained (True) or ``stopping`` says so (False)."""
         session = self._session
-        if self._late and not self._snapshots:
-            self._remember()
+        if not self._snapshots:
+            self._snapshots.remember(session.version, session.weights())
         self._publish(session.version, session.weights())
         with closing(Evaluations(session, self._policy, lambda: start_evaluator(session), EVALUATOR_RESTARTS)) as evaluations:
             while not stopping():
@@ -94,7 +85,7 @@ class Lockstep:
         a verdict came: neither which rows are decoded together nor what the pool sees first.
         """
         while True:
-            ladder = self._ladder()
+            ladder = self._snapshots.ladder(self._pool.calibrating)
             self._swap(ladder, 0)
             if not self._admit():
                 break
@@ -142,23 +133,11 @@ class Lockstep:
 
     # ------------------------------------------------------------------------------------------------ weights
     def _publish_newest(self) -> None:
-        if not self._late:
+        if not self._snapshots.kept:
             self._publish(self._session.version, self._session.weights())
 
     def _publish(self, version: Version, weights: dict[str, Tensor]) -> None:
         self._times.append(publish(version, weights, [self._engine]))
-
-    def _remember(self) -> None:
-        copy = {name: tensor.clone() for name, tensor in self._session.weights().items()}
-        self._snapshots.append((self._session.version.number, copy))
-
-    def _ladder(self) -> Sequence[Snapshot]:
-        """The weights a batch is sampled by where it is generated late: the oldest, and under ``swap_every`` those after it, too.
-
-        While the pool calibrates at lag 0, the newest alone.
-        """
-        known = list(self._snapshots)
-        return known[-1:] if self._pool.calibrating else known if self._options.swap_every else known[:1]
 
     def _swap(self, ladder: Sequence[Snapshot], rung: int) -> None:
         """Serve the weights at ``rung``, or the newest; nothing where they are served already, or without a ladder."""
@@ -172,14 +151,6 @@ class Lockstep:
         published, self._times = self._times, []
         given_up, self._given_up = self._given_up, 0
         return SamplerWindow(published=published, verdicts=self._collector.take_counts(), given_up=given_up)
-
-    # ------------------------------------------------------------------------------------------------ durable state
-    def parts(self) -> dict[str, StateTree]:
-        """The older weights that later batches are generated on; nothing where batches are generated ahead."""
-        return {"lockstep": [(number, cast(StateTree, weights)) for number, weights in self._snapshots]}
-
-    def restore(self, snapshots: Sequence[tuple[int, Mapping[str, Tensor]]]) -> None:
-        self._snapshots.extend((number, dict(weights)) for number, weights in snapshots)
 
 
 def _slot(event: Result) -> Slot:

@@ -6,9 +6,11 @@ import gc
 import json
 import logging
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import cast
 
@@ -24,6 +26,7 @@ from trimtab.report.summary import Status, Summary
 from trimtab.runtime.build import Parts, build
 from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Observer, Session
+from trimtab.runtime.snapshots import Snapshots
 from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.durable import write_atomic
 from trimtab.store.resume import prepare_resume
@@ -33,6 +36,8 @@ from trimtab.telemetry.clock import cpu_used
 from trimtab.telemetry.logging import configure
 
 log = logging.getLogger(__name__)
+
+Runtime = Callable[[], Callable[[Stop], bool]]  # makes the function that runs until the end (True) or until told (False)
 
 # What a resumed run may change: how long, how durable, how watched. Everything else would make it another experiment.
 MAY_CHANGE = (
@@ -72,8 +77,8 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
         try:
             config = _anchored(config)
             _write_config(folder, config)
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
-            return _drive(session, parts, None, stop, report=report)
+            session, runtime = _runtime(config, folder, parts, observer, stop)
+            return _drive(session, parts, runtime, stop, report=report)
         finally:
             parts.sampler.close()
 
@@ -91,11 +96,11 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: 
             raise StoppedEarly("stopped before the run had gone on: it stands where it stood") from None
         try:
             point = prepare_resume(folder)
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
+            session, runtime = _runtime(config, folder, parts, observer, stop, None if point is None else point.parts)
             if point is not None:
                 session.restore(point.number, point.parts)
             _write_config(folder, config)
-            return _drive(session, parts, None if point is None else point.parts, stop, report=report)
+            return _drive(session, parts, runtime, stop, fresh=point is None, report=report)
         finally:
             parts.sampler.close()
 
@@ -134,20 +139,20 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
     write_atomic(folder.config_json, (json.dumps(config.model_dump(mode="json"), indent=1) + "\n").encode())
 
 
-def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None, stop: Stop, *, report: bool = True) -> Summary:
+def _drive(session: Session, parts: Parts, runtime: Runtime, stop: Stop, *, fresh: bool = True, report: bool = True) -> Summary:
     session.open()
     begun, wall_before = time.perf_counter(), session.tally.wall_s
     used, cpu_before = cpu_used(), session.tally.cpu_s
     status: Status = "failed"
     reason = ""
     try:
-        run = _runtime(session, parts, saved)  # before the first checkpoint: the runtime's part belongs to it
+        run = runtime()
         finished = False
         with suppress(Interrupted):
             if not session.consumed and "before" not in session.accuracy:  # also where a first start got no further
                 with stop.at_once():
                     _evaluate(session, parts, "before")
-            if saved is None:
+            if fresh:
                 session.checkpoint()
             with _heap_set_aside():
                 finished = session.consumed >= session.config.learner.batches or run(stop)
@@ -185,17 +190,23 @@ def _drive(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None
     return summary
 
 
-def _runtime(session: Session, parts: Parts, saved: Mapping[str, StateTree] | None) -> Callable[[Stop], bool]:
-    options = session.config.runtime
+def _runtime(
+    config: RunConfig, folder: RunFolder, parts: Parts, observer: Observer, stop: Stop, saved: Mapping[str, StateTree] | None = None
+) -> tuple[Session, Runtime]:
+    """The session, and what makes the runtime that drives it; ``saved``: the parts of the checkpoint that it goes on from."""
+    options = config.runtime
+    session = partial(Session, config, folder, parts.learner, parts.pool, parts.clock, observer, stop)
     if isinstance(options, LockstepOptions):
-        lockstep = Lockstep(session, parts.sampler, options)
-        session.more_parts = lockstep.parts
+        snapshots = Snapshots(options)
         if saved is not None:
-            lockstep.restore(cast("Sequence[tuple[int, Mapping[str, Tensor]]]", saved["lockstep"]))
-        return lockstep.run
+            snapshots.restore(cast("Sequence[tuple[int, Mapping[str, Tensor]]]", saved["lockstep"]))
+        lockstep = session(more_parts=snapshots.parts, after_batch=snapshots.remember)
+        return lockstep, lambda: Lockstep(lockstep, parts.sampler, options, snapshots).run
     from trimtab.runtime.local import Local
 
-    return Local(session, parts, options).run
+    lock = threading.Lock()
+    local = session(lock=lock)
+    return local, lambda: Local(local, parts, options, lock).run
 
 
 @contextmanager

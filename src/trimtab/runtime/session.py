@@ -87,7 +87,11 @@ class SamplerWindow:
 
 
 class Session:
-    """Owns a run folder (its lock is held by the caller), the learner, and what is written about the run."""
+    """Owns a run folder (its lock is held by the caller), the learner, and what is written about the run.
+
+    What a runtime brings: ``lock``, held while the pool is touched, where another thread touches it, too; ``more_parts``, what it adds
+    to a checkpoint; ``after_batch``, told the version and the weights of every consumed batch, applied or not, before a checkpoint.
+    """
 
     def __init__(
         self,
@@ -98,6 +102,10 @@ class Session:
         clock: Clock,
         observer: Observer,
         stop: Stop | None = None,
+        *,
+        lock: AbstractContextManager[object] | None = None,
+        more_parts: Callable[[], dict[str, StateTree]] = dict,
+        after_batch: Callable[[Version, Mapping[str, Tensor]], None] = lambda version, weights: None,
     ) -> None:
         self.config, self.folder, self.learner, self.pool, self.clock, self.observer = config, folder, learner, pool, clock, observer
         self.stop = stop or Stop()
@@ -107,14 +115,13 @@ class Session:
         self.detectors = Detectors(config.telemetry.detectors)
         self.accuracy: dict[str, float] = {}
         self.origin = time.perf_counter()
-        self.lock: AbstractContextManager[object] = nullcontext()  # held while the pool is touched; the local runtime's
         self._sinks: FanOut | None = None
         self._rollouts: RolloutLog | None = None
         self._evals: JsonLines | None = None
         self._cpu = time.process_time()
         self._stop: Event | None = None
-        self.more_parts: Callable[[], dict[str, StateTree]] = dict  # what the runtime adds to a checkpoint
-        self.after_batch: Callable[[], None] = lambda: None  # what the runtime does at every batch, applied or not, before a checkpoint
+        self._lock = lock or nullcontext()
+        self._more_parts, self._after_batch = more_parts, after_batch
 
     # ------------------------------------------------------------------------------------------------ open and close
     def open(self) -> None:
@@ -145,10 +152,10 @@ class Session:
         applied = any(r.applied for r in results)
         if applied:
             self.version = self.version.next()
-        with self.clock.span("publish"), self.lock:
+        with self.clock.span("publish"), self._lock:
             self.pool.consumed(self.version.number)
         self.consumed += 1
-        self.after_batch()
+        self._after_batch(self.version, self.weights())
         failed: TrimtabError | None = None
         if applied:
             with self.clock.span("publish"):
@@ -216,7 +223,7 @@ class Session:
             metrics.put("publish/stage", times.stage)
             metrics.put("publish/pause", times.pause)
             metrics.put("publish/commit", times.commit)
-        with self.lock:
+        with self._lock:
             facts = self.pool.facts(time.monotonic())
         metrics.put("pool/waiting", facts.counts["waiting"])
         metrics.put("pool/running", facts.counts["running"])
@@ -280,10 +287,10 @@ class Session:
             checkpoint.save(self.folder.checkpoints, self.consumed, self.parts(), keep=self.config.store.keep)
 
     def parts(self) -> dict[str, StateTree]:
-        with self.lock:  # the pool asks methods, too
+        with self._lock:  # the pool asks methods, too
             pool: StateTree = {"state": cast(StateTree, self.pool.state_dict()), "groups": self.pool.waiting_groups()}
             methods = cast(StateTree, self.learner.chain.state_dict())
-        return self.more_parts() | {
+        return self._more_parts() | {
             "model": cast(StateTree, self.weights()),
             "learner": cast(StateTree, self.learner.state_dict()),
             "methods": methods,

@@ -31,7 +31,6 @@ _SCALARS = {
     "member": pa.int64(),
     "score": pa.float64(),
     "reward": pa.float64(),
-    "parts": pa.map_(pa.string(), pa.float64()),
     "outcome": pa.string(),
     "stop": pa.string(),
     "started": pa.float64(),
@@ -60,7 +59,7 @@ _LISTS = {
 COLUMNS = (*_SCALARS, *_LISTS)
 
 Array = npt.NDArray[np.generic]
-Columns = Mapping[str, Sequence[Any]]  # as read: a Python value or an array a row
+RowColumns = Mapping[str, Sequence[Any]]  # as read: a Python value or an array a row
 
 
 def groups_to_table(groups: Sequence[Group], extra: Mapping[str, Sequence[object] | Array] | None = None) -> pa.Table:
@@ -121,11 +120,11 @@ def _walk(group: Group) -> Iterator[tuple[int | None, Rollout | None, int | None
 
 def _row(g: Group, at: int | None, r: Rollout | None, segment_at: int | None, s: Segment | None) -> tuple[object, ...]:
     of_group = (g.slot.epoch, g.slot.index, g.prompt, g.attempt, g.seed, g.task, g.source, at)
-    of_rollout: tuple[object, ...] = (None,) * 11
+    of_rollout: tuple[object, ...] = (None,) * 10
     if r is not None:
         t = r.timing
         of_rollout = (
-            *(r.member, r.score, r.reward, list(r.parts.items()), r.outcome.value, r.stop.value),
+            *(r.member, r.score, r.reward, r.outcome.value, r.stop.value),
             *(t.started, t.finished, t.verified, r.forgetting, r.forgetting_source),
         )
     of_segment: tuple[object, ...] = (None,) * 4
@@ -142,7 +141,7 @@ def _arrays(s: Segment | None) -> tuple[Array | None, ...]:
     return s.tokens, s.action_mask, s.behavior_logp, s.versions, s.turn, s.reward, allowed, *kept
 
 
-def _group(c: Columns, a: int, b: int) -> Group:
+def _group(c: RowColumns, a: int, b: int) -> Group:
     """The group in rows a to b."""
     rollouts = [i for i in range(a, b) if c["rollout"][i] is not None and c["segment"][i] in (0, None)]
     return Group(
@@ -156,7 +155,7 @@ def _group(c: Columns, a: int, b: int) -> Group:
     )
 
 
-def _rollout(c: Columns, a: int, b: int) -> Rollout:
+def _rollout(c: RowColumns, a: int, b: int) -> Rollout:
     return Rollout(
         member=c["member"][a],
         segments=tuple(_segment(c, i) for i in range(a, b) if c["segment"][i] is not None),
@@ -164,14 +163,13 @@ def _rollout(c: Columns, a: int, b: int) -> Rollout:
         outcome=Outcome(c["outcome"][a]),
         stop=StopReason(c["stop"][a]),
         reward=c["reward"][a],
-        parts=dict(c["parts"][a]),
         timing=Timing(started=c["started"][a], finished=c["finished"][a], verified=c["verified"][a]),
         forgetting=c["forgetting"][a],
         forgetting_source=c["forgetting_source"][a],
     )
 
 
-def _segment(c: Columns, i: int) -> Segment:
+def _segment(c: RowColumns, i: int) -> Segment:
     allowed = c["allowed"][i]
     return Segment(
         tokens=c["tokens"][i],

@@ -16,11 +16,11 @@ Value = float | Rate
 
 
 class Metrics:
-    """Accumulates the metrics of one batch; parts (updates, micro-batches, processes) merge to the same bits under any split.
+    """Accumulates the metrics of one batch; the order in which updates and micro-batches tell of theirs changes no bit.
 
     ``put`` takes one observation of a declared metric, ``metric`` a numerator and a denominator (the ``Recorder`` of the methods:
     undeclared names go under ``method/``), ``sample`` the observations a family of quantiles is taken from. A quantile may also
-    be ``put`` once, already taken over the whole batch; it then merges with nothing.
+    be ``put`` once, already taken over the whole batch.
     """
 
     def __init__(self) -> None:
@@ -57,25 +57,13 @@ class Metrics:
 
     def _take(self, name: str, value: float) -> None:
         if name in self._taken:
-            raise ValueError(f"quantile {name!r} was already put; quantiles do not merge, sample({KNOWN[name].family!r}, values) does")
+            raise ValueError(f"quantile {name!r} was already put; two do not make one, sample({KNOWN[name].family!r}, values) takes more")
         self._taken[name] = value
 
     def sample(self, family: str, values: npt.ArrayLike) -> None:
         if not any(m.family == family for m in KNOWN.values()):
             raise ValueError(f"no declared quantile is taken from samples {family!r}")
         self._samples.setdefault(family, Samples()).add(values)
-
-    def merge(self, other: Metrics) -> None:
-        for name, mean in other._means.items():
-            self._means.setdefault(name, Mean()).merge(mean)
-        for name, total in other._sums.items():
-            self._sums.setdefault(name, ExactSum()).merge(total)
-        for name, extreme in other._extremes.items():
-            self._extremes.setdefault(name, Extreme(KNOWN[name].reducer)).merge(extreme)
-        for family, samples in other._samples.items():
-            self._samples.setdefault(family, Samples()).merge(samples)
-        for name, value in other._taken.items():
-            self._take(name, value)
 
     def values(self) -> dict[str, Value]:
         """What was observed, by name: a :class:`Rate` for means, a float for the rest."""
@@ -140,9 +128,7 @@ class BatchRecord:
             "time": finite(self.time),
             "applied": self.applied,
             "reason": self.reason,
-            "metrics": {
-                k: [finite(v.numerator), finite(v.denominator)] if isinstance(v, Rate) else finite(v) for k, v in self.metrics.items()
-            },
+            "metrics": {name: _json(value) for name, value in self.metrics.items()},
             "ages": dict(self.ages),
             "ages_generation": dict(self.ages_generation),
             "by_age": {bucket: {k: finite(x) for k, x in row.items()} for bucket, row in self.by_age.items()},

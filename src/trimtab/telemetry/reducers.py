@@ -1,4 +1,4 @@
-"""How many observations become one number. Every accumulator merges: any split of the observations gives the same bits.
+"""How many observations become one number, the same bits in whatever order they come (but for ``last``).
 
 Sums are kept as Shewchuk's non-overlapping partials (Adaptive Precision Floating-Point Arithmetic, 1997; the algorithm behind
 ``math.fsum``), so a sum does not depend on the order or the grouping of its addends.
@@ -27,7 +27,7 @@ class Reducer(StrEnum):
 
 
 class Rate(NamedTuple):
-    """A rate, stored as its two sums and never as a quotient, so that rates of parts merge to the rate of the whole."""
+    """A rate, stored as its two sums and never as a quotient, so that rates of parts add up to the rate of the whole."""
 
     numerator: float
     denominator: float
@@ -65,11 +65,6 @@ class ExactSum:
             x = high
         self._partials[kept:] = [x]
 
-    def merge(self, other: ExactSum) -> None:
-        self._special += other._special
-        for x in other._partials:
-            self.add(x)
-
     @property
     def value(self) -> float:
         return math.fsum(self._partials) if self._special == 0.0 else self._special
@@ -87,10 +82,6 @@ class Mean:
     def add(self, numerator: float, denominator: float = 1.0) -> None:
         self.numerator.add(numerator)
         self.denominator.add(denominator)
-
-    def merge(self, other: Mean) -> None:
-        self.numerator.merge(other.numerator)
-        self.denominator.merge(other.denominator)
 
     @property
     def value(self) -> Rate:
@@ -113,13 +104,9 @@ class Extreme:
             larger = math.isnan(x) or (x > self.value if self._reducer is Reducer.MAX else x < self.value)
             self.value = x if larger else self.value
 
-    def merge(self, other: Extreme) -> None:
-        if other.value is not None:
-            self.add(other.value)
-
 
 class Samples:
-    """All observations, kept until the batch is closed: quantiles of parts do not determine the quantile of the whole."""
+    """All observations, kept until the batch is closed: quantiles of parts do not determine that of the whole."""
 
     __slots__ = ("_parts",)
 
@@ -128,9 +115,6 @@ class Samples:
 
     def add(self, values: npt.ArrayLike) -> None:
         self._parts.append(np.asarray(values, dtype=np.float64).ravel())
-
-    def merge(self, other: Samples) -> None:
-        self._parts.extend(other._parts)
 
     def quantile(self, q: float) -> float | None:
         """NumPy's linear quantile; None where nothing was observed, NaN where an observation was NaN."""

@@ -15,7 +15,7 @@ def test_filters_see_the_verifiable_score_not_the_shaped_reward(make_group):
     plain = make_group(Slot(0, 0), scores=[1.0, 0.0])
 
     def shaped(r: Rollout) -> Rollout:
-        return dataclasses.replace(r, reward=r.score - 0.75 * r.member, parts={"length": -0.75 * r.member})
+        return dataclasses.replace(r, reward=r.score - 0.75 * r.member)
 
     group: Group = dataclasses.replace(plain, rollouts=tuple(map(shaped, plain.rollouts)))
     (a, b) = (measure.stats(measure.measure(g), now=3) for g in (plain, group))

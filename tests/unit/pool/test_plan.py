@@ -28,7 +28,7 @@ def test_resume_goes_on_where_it_was_and_may_extend_the_run():
     for _ in range(4):
         plan.draw()
     longer = Plan(seed=1, prompts=5, batch_groups=2, batches=30)
-    longer.load_state_dict(plan.state_dict())
+    longer.restore(plan.state())
     assert [longer.draw() for _ in range(9)] == [plan.draw() for _ in range(9)]
 
 
@@ -36,7 +36,7 @@ def test_resume_goes_on_where_it_was_and_may_extend_the_run():
 def test_resume_over_other_data_is_refused(other, names):
     plan = Plan(seed=1, prompts=5, batch_groups=2, batches=3)
     with pytest.raises(TrimtabError, match=names):
-        Plan(**{"seed": 1, "prompts": 5, "batch_groups": 2, "batches": 3, **other}).load_state_dict(plan.state_dict())
+        Plan(**{"seed": 1, "prompts": 5, "batch_groups": 2, "batches": 3, **other}).restore(plan.state())
 
 
 @pytest.mark.parametrize("bad", [{"prompts": 0}, {"batch_groups": 0}, {"batches": -1}])

@@ -35,7 +35,7 @@ class Loop:
         self.blocks = SharedBlocks.create(self.weights)
         self.faults: dict[str, Faults] = {f"worker-{i}": Faults() for i in range(self.options.workers)}
         self.workers: list[NearWorker] = []
-        self.controller = Controller(self.pool, self.options, self.launch, self.blocks, 1e-3)
+        self.controller = Controller(self.pool, self.options, self.launch, self.blocks, 1e-3, threading.Lock())
         self.version = Version(0, 0)
         self.trained: list[Formed] = []
 

@@ -52,7 +52,6 @@ def _make_group(index: int, members: int = 2, length: int = 7, epoch: int = 0) -
             score=float(rng.random()),
             outcome=Outcome.WRONG,
             stop=StopReason.EOS,
-            parts={"length": 0.25},
             timing=Timing(started=1.5, finished=2.5),
         )
 

@@ -62,7 +62,6 @@ rollouts = st.builds(
     outcome=st.sampled_from(Outcome),
     stop=st.sampled_from(StopReason),
     reward=st.none() | anyfloat,
-    parts=st.dictionaries(words, anyfloat, max_size=2),
     timing=st.builds(Timing, started=anyfloat, finished=anyfloat, verified=anyfloat),
     forgetting=st.none() | anyfloat,
     forgetting_source=st.sampled_from(["", "swap", "learner"]),
