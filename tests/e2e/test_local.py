@@ -24,6 +24,7 @@ from trimtab.engines.digest import weights_digest
 from trimtab.records import Json, StoppedByRule, TrimtabError
 from trimtab.rollout.sampler import Sampler
 from trimtab.store.jsonl import read_jsonl
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.weights.publish import PublishError
 
@@ -53,7 +54,7 @@ class Recording(runs.Quiet):
     def batch(self, record: BatchRecord, waiting_for: str) -> None:
         self._batches += 1
 
-    def evaluated(self, batch: int, accuracy: float) -> None:
+    def evaluated(self, batch: int, found: HeldOut) -> None:
         self.answered[batch] = self._batches
 
 
@@ -131,7 +132,7 @@ def _accuracy(run: RunConfig, weights: dict[str, torch.Tensor]) -> float:
             parameter.copy_(weights[name])
     sampler = Sampler.build(policy, task=run.task, verifier=run.verifier, rollout=run.rollout, engine=run.engine, seed=run.seed)
     try:
-        return sampler.evaluate(run.eval.prompts, run.eval.seed).accuracy
+        return sampler.evaluate(run.eval).accuracy.mean
     finally:
         sampler.close()
 
@@ -221,7 +222,7 @@ class Moving(runs.Quiet):
     def __init__(self, model: Path) -> None:
         self._model = model
 
-    def evaluated(self, batch: int, accuracy: float) -> None:
+    def evaluated(self, batch: int, found: HeldOut) -> None:
         self._model.rename(self._model.with_name("moved"))
 
 

@@ -104,7 +104,9 @@ def sampler(faults: Faults, seed: int = 0) -> Sampler:
     collector = ForgetfulCollector(engine, task, verifier, renderer, OPTIONS, 0)
     collector.faults = faults
     policy = cast("Policy", None)  # nothing here asks for it
-    return Sampler(policy=policy, engine=engine, task=task, verifier=verifier, renderer=renderer, collector=collector, options=OPTIONS)
+    return Sampler(
+        policy=policy, engine=engine, task=task, verifier=verifier, renderer=renderer, collector=collector, options=OPTIONS, threshold=1.0
+    )
 
 
 def spec(name: str, blocks: SharedBlocks) -> WorkerSpec:

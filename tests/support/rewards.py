@@ -26,3 +26,19 @@ def slow_digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -
 def broken(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
     """A reward that scores nothing."""
     raise ValueError("never")
+
+
+def graded(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
+    """Between 0 and 0.9: never what counts as correct."""
+    return 0.9 * sum(character in "0123456789" for character in response) / max(1, len(response))
+
+
+def fails_held_out(prompt: str, response: str, answer: str, data: dict[str, Json]) -> float:
+    """1, but for most of the held-out prompts of ``support.runs``, which raise, and one that hangs beyond the deadline."""
+    if prompt.endswith("-2="):
+        if prompt.startswith("0"):
+            return 1.0
+        if prompt.startswith("3"):
+            time.sleep(60)
+        raise KeyError("the judge is down")
+    return digit(prompt, response, answer, data)

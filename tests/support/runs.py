@@ -23,6 +23,7 @@ from trimtab.runtime import run as running
 from trimtab.runtime.session import Observer
 from trimtab.store import checkpoint, rollout_log
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 
 TIMES = ("time/", "throughput/", "publish/", "sampler/")
@@ -63,7 +64,7 @@ class Quiet:
 
     def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
     def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, accuracy: float) -> None: ...
+    def evaluated(self, batch: int, found: HeldOut) -> None: ...
 
 
 class Interrupting(Quiet):

@@ -24,6 +24,7 @@ from trimtab.bench.rows import BenchRow
 from trimtab.config.load import load
 from trimtab.runtime.run import start
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.telemetry.names import TIME_SHARES
 from trimtab.telemetry.reducers import Rate
@@ -45,7 +46,7 @@ class RecordKeeper:
     def event(self, event: Event) -> None:
         """Events do not matter here."""
 
-    def evaluated(self, batch: int, accuracy: float) -> None:
+    def evaluated(self, batch: int, found: HeldOut) -> None:
         """Nor do evaluations."""
 
 

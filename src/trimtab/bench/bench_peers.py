@@ -24,6 +24,7 @@ from trimtab.records import TrimtabError
 from trimtab.runtime.run import start
 from trimtab.tasks.load import load_task, scorer_spec
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 
 WARM = 5
@@ -56,7 +57,7 @@ class ProcessMeter:
     def event(self, event: Event) -> None:
         """Events cost nothing here."""
 
-    def evaluated(self, batch: int, accuracy: float) -> None:
+    def evaluated(self, batch: int, found: HeldOut) -> None:
         """Before the first batch and after the last."""
 
 

@@ -86,7 +86,7 @@ def evaluate(
     model: Annotated[Path | None, typer.Option(help="model folder (default: the run's result)")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Held-out accuracy of a model on a configuration's task."""
+    """Held-out score and accuracy of a model on a configuration's task, with 95 % intervals."""
     from trimtab.cli.models import evaluate as run
 
     run(source, overrides or [], model, as_json)

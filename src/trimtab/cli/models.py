@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,15 @@ from trimtab.records import TrimtabError
 
 
 def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json: bool) -> None:
-    """Held-out accuracy: of a run's result, or of the model a configuration names."""
+    """Held-out score and accuracy: of a run's result, or of the model a configuration names."""
     import torch
 
     torch.set_num_threads(1)
     from trimtab.config.load import load, override, read_resolved, validate
     from trimtab.config.models import model_folder
     from trimtab.engines.checkpoint import load_policy
+    from trimtab.rollout.evaluate import shortfall
     from trimtab.rollout.sampler import Sampler
-    from trimtab.telemetry.metrics import finite
 
     run = Path(source)
     if (run / "model.safetensors").is_file():
@@ -48,15 +49,19 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
         seed=config.seed,
     )
     try:
-        found = sampler.evaluate(config.eval.prompts, config.eval.seed)
+        if said := shortfall(config.eval, sampler.task):
+            print(f"note: {said}", file=sys.stderr)
+        found = sampler.evaluate(config.eval)
     finally:
         sampler.close()
     if as_json:
-        told = {"model": str(folder), "accuracy": finite(found.accuracy), "rows": found.rows, "outcomes": dict(found.outcomes)}
-        print(json.dumps(told | {"truncated": finite(found.truncated), "length": finite(found.mean_length)}, indent=1))
+        print(json.dumps({"model": str(folder)} | found.to_json(), indent=1))
     else:
         listed = ", ".join(f"{n} {name}" for name, n in found.outcomes.items() if n)
-        print(f"{folder}: accuracy {found.accuracy:.3f} on {found.rows} held-out prompts ({listed}), mean length {found.mean_length:.1f}")
+        print(f"{folder}: held-out {found.text()}")
+        print(f"responses: {listed}; mean length {found.length:.1f} tokens")
+        if found.doubtful:
+            print(f"not to be believed: {found.failed:.0%} failed, more than eval.max_error_share; most often: {found.error}")
 
 
 def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from trimtab.config.run import RunConfig
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.telemetry.reducers import Rate
 
@@ -90,13 +91,13 @@ class Progress:
         else:
             self._console.print(f"{event.severity.value}: {self._events[-1]}", highlight=False, soft_wrap=True)
 
-    def evaluated(self, batch: int, accuracy: float) -> None:
+    def evaluated(self, batch: int, found: HeldOut) -> None:
         self._begin()
-        self._held_out = f"{accuracy:.3f} after {batch} batches"
+        self._held_out = f"{found.text()}, after {batch} batches"
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._console.print(f"held-out accuracy {self._held_out}", highlight=False)
+            self._console.print(f"held-out {self._held_out}", markup=False, highlight=False, soft_wrap=True)
 
     def _averages(self) -> list[tuple[str, str]]:
         out = []

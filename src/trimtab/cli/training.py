@@ -12,6 +12,7 @@ from trimtab.extras import missing
 from trimtab.records import StoppedByRule
 from trimtab.report.summary import Summary
 from trimtab.store.run_folder import RunFolder
+from trimtab.telemetry.held_out import moved
 
 EXIT_DONE, EXIT_STOPPED, EXIT_INTERRUPTED = 0, 3, 130
 
@@ -92,17 +93,37 @@ def _page(path: Path) -> str:
 
 
 def _end(path: Path, s: Summary) -> int:
-    before = "?" if s.accuracy_before is None else f"{s.accuracy_before:.3f}"
-    after = "?" if s.accuracy_after is None else f"{s.accuracy_after:.3f}"
     if s.status == "done":
-        print(f"held-out accuracy {before} -> {after} in {s.batches} batches ({s.applied} applied, {s.skipped} skipped), {s.wall_s:.0f} s")
+        print(_held_out(s))
+        print(f"{s.batches} batches ({s.applied} applied, {s.skipped} skipped), {s.wall_s:.0f} s")
         print(f"age of trained tokens: mean {s.mean_age:.2f}, max {s.max_age} versions")
         print(f"{s.spanning_rollouts} rollouts span two or more versions")
         print(f"model   {path / 'model'}")
+        _print_best(path, s)
         print(f"report  {_page(path)}")
         return EXIT_DONE
+    _print_best(path, s)
     print(f"interrupted after {s.batches} batches and checkpointed; go on with: trimtab resume {path}")
     return EXIT_INTERRUPTED
+
+
+def _print_best(path: Path, s: Summary) -> None:
+    if (best := s.evaluation("best")) is not None and s.best is not None:
+        print(f"best    {path / 'best'}: {best.main[0]} {best.main[1].text()} after {s.best['batch']} batches")
+
+
+def _held_out(s: Summary) -> str:
+    """What the run did to the held-out number, and whether that is more than noise."""
+    before, after = s.evaluation("before"), s.evaluation("after")
+    if before is None or after is None:
+        return f"held-out {after.text() if after is not None else 'accuracy: not evaluated'}"
+    name, now = after.main
+    was = before.score if name == "score" else before.accuracy
+    noise = moved(before, after)[0] == "noise" and was.mean != now.mean
+    on = f", a change within the noise of {after.asks()}" if noise else f" on {after.asks()}"
+    line = "; ".join([f"held-out {name} {was.mean:.3f} -> {now.text()} (95 %){on}", *after.notes()])
+    doubts = [when for when, found in (("first", before), ("last", after)) if found.doubtful]
+    return line + (f"; the {' and the '.join(doubts)} evaluation is not to be believed: too many failed" if doubts else "")
 
 
 def dry_run(source: str, overrides: Sequence[str], sync: bool) -> None:

@@ -17,7 +17,7 @@ from trimtab.learner.options import LearnerOptions
 from trimtab.plugins import Kinds
 from trimtab.pool.options import LagOptions
 from trimtab.records import TrimtabError
-from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.store.options import StoreOptions
 from trimtab.tasks.options import JsonlOptions, PromptOptions, ReasoningGymOptions, VerifierOptions
 from trimtab.telemetry.options import TelemetryOptions
@@ -68,15 +68,6 @@ class LocalOptions(LagOptions):
     start_deadline_s: float = Field(120.0, gt=0, description="a worker must report ready within")
     publish_deadline_s: float = Field(60.0, gt=0, description="all workers must serve a published version within")
     progress_deadline_s: float = Field(600.0, gt=0, description="stop, naming who is waited for, when no group arrives for so long")
-
-
-class EvalOptions(_Options):
-    """Held-out accuracy: own prompts and randomness, pinned to one version, never through the pool."""
-
-    every: int = Field(0, ge=0, description="batches between evaluations during the run; 0: only before and after")
-    prompts: int = Field(512, ge=1, description="fixed held-out prompts, one sample each at the run's sampling temperature")
-    seed: int = 0
-    keep_best: bool = Field(True, description="keep the model folder of the best evaluation during the run")
 
 
 class RunConfig(_Options):

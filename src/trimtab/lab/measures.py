@@ -17,7 +17,8 @@ from pydantic import Field, model_validator
 from trimtab.lab.options import ExperimentOptions, OfMetric
 from trimtab.lab.results import CellName
 from trimtab.lab.series import lag, seconds, trailing
-from trimtab.report.runfiles import F64, Run, number
+from trimtab.report.runfiles import F64, Run
+from trimtab.telemetry.metrics import number
 
 NAN = float("nan")
 
@@ -66,7 +67,7 @@ def _of(values: F64, reduce: Literal["mean", "min", "max"]) -> float:
     return float(getattr(kept, reduce)()) if len(kept) else NAN
 
 
-class HeldOut(_Named):
+class HeldOutMeasure(_Named):
     """Accuracy on the held-out prompts."""
 
     kind: Literal["held_out"]
@@ -255,7 +256,20 @@ class Value(_Named):
 
 
 Measure = Annotated[
-    HeldOut | Last | MeanMeasure | Lowest | Highest | Quantile | Fall | Count | Crosses | Alarm | Difference | Versus | OfSummary | Value,
+    HeldOutMeasure
+    | Last
+    | MeanMeasure
+    | Lowest
+    | Highest
+    | Quantile
+    | Fall
+    | Count
+    | Crosses
+    | Alarm
+    | Difference
+    | Versus
+    | OfSummary
+    | Value,
     Field(discriminator="kind"),
 ]
 

@@ -16,6 +16,7 @@ from trimtab.lab.drawing.material import Material
 from trimtab.lab.laboratory import ROOT, Found
 from trimtab.records import Json, TrimtabError
 from trimtab.report import style
+from trimtab.report.build import css
 from trimtab.store.durable import write_atomic
 from trimtab.telemetry.metrics import finite
 
@@ -79,7 +80,9 @@ def as_json(found: Found, seeds: int | None) -> dict[str, Json]:
     """``results.json``: the object of ``lab show --json``, and what the tables need besides."""
     e = found.loaded.experiment
     rows: list[Json] = [{name: finite(x) if isinstance(x, float) else x for name, x in asdict(row).items()} for row in found.results.rows()]
-    findings: list[Json] = [{"says": f.says, "state": f.state, "role": f.role, "compared": list(f.compared)} for f in found.findings]
+    findings: list[Json] = [
+        {"says": f.says, "state": "smoke" if found.smoke else f.state, "role": f.role, "compared": list(f.compared)} for f in found.findings
+    ]
     return {
         "name": found.loaded.name,
         "claim": e.claim,
@@ -155,7 +158,7 @@ def table(found: Found, seeds: int | None) -> str:
     for title, beside in headings(found):
         head += [title, "reference", "difference"] if beside else [title]
     out = [f"# {found.loaded.name}", "", e.claim, "", f"**{judged(found)}**", ""]
-    out += [f"* {mark(f)} {f.says} ({'; '.join(f.compared)}){f' – {f.role}' if f.role else ''}" for f in found.findings]
+    out += [f"* {mark(f, found.smoke)} {f.says} ({'; '.join(f.compared)}){f' – {f.role}' if f.role else ''}" for f in found.findings]
     out += ["", "| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
     for line in lines(found):
         row = [f"`{line.name}`", line.label, *line.at, str(line.seeds)]
@@ -169,7 +172,10 @@ def table(found: Found, seeds: int | None) -> str:
     return "\n".join(out)
 
 
-def mark(finding: CheckResult) -> str:
+def mark(finding: CheckResult, smoke: bool = False) -> str:
+    """Whether the check holds; of a smoke run, whose numbers mean nothing, only that it is one."""
+    if smoke:
+        return "smoke:"
     return {"holds": "yes:", "fails": "no:", "not run": "?", "no case": "no case:"}[finding.state]
 
 
@@ -241,10 +247,11 @@ def _page(found: Found, seeds: int | None, drawn: list[Drawn]) -> str:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(files("trimtab.lab").joinpath("page.html.jinja").read_text(encoding="utf-8")).render(
         name=found.loaded.name,
-        css=files("trimtab.report").joinpath("page.css").read_text(encoding="utf-8"),
+        css=css(),
         e=e,
         verdict=judged(found),
-        findings=[(mark(f), f) for f in found.findings],
+        smoke=found.smoke,
+        findings=[(mark(f, found.smoke), f) for f in found.findings],
         axes=list(e.grid),
         headings=headings(found),
         lines=lines(found),

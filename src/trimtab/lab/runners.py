@@ -27,6 +27,7 @@ from trimtab.report.summary import Summary
 from trimtab.store.durable import write_atomic
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 
 VALUES = "values.json"
@@ -165,4 +166,4 @@ class _Told:
         self._tell(record.batch + 1)
 
     def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, accuracy: float) -> None: ...
+    def evaluated(self, batch: int, found: HeldOut) -> None: ...

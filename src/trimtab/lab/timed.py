@@ -29,6 +29,7 @@ from trimtab.sim.loop import simulate
 from trimtab.sim.model import Given, LogNormal
 from trimtab.store.durable import write_atomic
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.telemetry.names import TIME_SHARES
 
@@ -75,7 +76,7 @@ class TimedRunClock:
             raise Over(f"accuracy/train has reached {self._options.reach:g}")
 
     def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, accuracy: float) -> None: ...
+    def evaluated(self, batch: int, found: HeldOut) -> None: ...
 
 
 @takes(TimedOptions)
@@ -94,8 +95,8 @@ def run(work: Work, tell: Callable[[int], None]) -> None:
         start(lean(config), work.folder, TimedRunClock(options, tell), report=False)
     except Over:
         found = Summary.read(work.folder)
-        accuracy = _held_out(config, work.folder, found.batches)
-        found.model_copy(update={"accuracy_after": accuracy, "status": "done"}).write(work.folder, write_atomic)
+        after = Summary.evaluations(None, _held_out(config, work.folder, found.batches), None)
+        found.model_copy(update={**after, "status": "done"}).write(work.folder, write_atomic)
     told = runfiles.load(work.folder, "")
     warm = max(1, min(WARM, len(told.metrics) // 2))
     values = {"train_s": float(seconds(told)[-1]), "learner_s": _busy(told)}
@@ -131,8 +132,8 @@ def _busy(told: Run) -> float:
     return sum(told.total(name)[0] for name in _BUSY) / max(1, len(told.metrics))
 
 
-def _held_out(config: RunConfig, folder: Path, batches: int) -> float:
-    """Held-out accuracy of a checkpoint's weights, with an engine that is not slowed down."""
+def _held_out(config: RunConfig, folder: Path, batches: int) -> HeldOut:
+    """The evaluation of a checkpoint's weights, with an engine that is not slowed down."""
     from typing import cast
 
     import torch
@@ -148,6 +149,6 @@ def _held_out(config: RunConfig, folder: Path, batches: int) -> float:
     engine = TorchEngineOptions(dtype=config.learner.dtype)
     sampler = Sampler.build(policy, task=config.task, verifier=config.verifier, rollout=config.rollout, engine=engine, seed=config.seed)
     try:
-        return sampler.evaluate(config.eval.prompts, config.eval.seed).accuracy
+        return sampler.evaluate(config.eval)
     finally:
         sampler.close()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trimtab.extras import require
 from trimtab.records import TrimtabError
-from trimtab.report import figures, panels, shares, style, timeline, words
+from trimtab.report import figures, palette, panels, shares, style, timeline, words
 from trimtab.report.panels import Panel
 from trimtab.report.runfiles import Run, labels, load
 
@@ -51,6 +51,11 @@ def build_report(run_folders: Sequence[Path], out: Path) -> Path:
     return out
 
 
+def css() -> str:
+    """The style of the project's pages, colors first."""
+    return palette.css() + files("trimtab.report").joinpath("page.css").read_text(encoding="utf-8")
+
+
 def render(runs: Sequence[Run]) -> str:
     """The page as text."""
     from jinja2 import Environment, StrictUndefined
@@ -61,9 +66,12 @@ def render(runs: Sequence[Run]) -> str:
     facts = [words.facts(run) for run in runs]
     return environment.from_string(room.joinpath("page.html.jinja").read_text(encoding="utf-8")).render(
         title=" · ".join(run.label for run in runs),
-        css=room.joinpath("page.css").read_text(encoding="utf-8"),
+        css=css(),
         several=several,
-        runs=[ShownRun(run.label, style.COLORS[i % len(style.COLORS)], words.verdict(run), run.config) for i, run in enumerate(runs)],
+        runs=[
+            ShownRun(run.label, palette.variable(style.COLORS[i % len(style.COLORS)]), words.verdict(run, brief=several), run.config)
+            for i, run in enumerate(runs)
+        ],
         comparison=[(row[0].name, [fact.value for fact in row]) for row in zip(*facts, strict=True)],
         differing=words.differing(runs) if several else [],
         smooth=panels.SMOOTH,

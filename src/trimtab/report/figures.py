@@ -41,8 +41,9 @@ class Figure:
 
 LEARNING = (
     Figure(
-        "Reward and held-out accuracy",
-        "The number to watch. Reward is that of the rollouts trained on, so it lags; dots are held-out accuracy.",
+        "Reward and held-out score",
+        "The number to watch. Reward is that of the rollouts trained on, so it lags; dots are the held-out score, which is accuracy where "
+        "scores are 0 and 1, with their 95 % intervals. Hollow: not believed, too many responses failed.",
         (Axis((Curve("reward/mean", "reward"),), heldout=True, low=0.0),),
     ),
     Figure(

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trimtab.report import style
+from trimtab.report import palette, style
 from trimtab.report.figures import Axis, Curve, Figure
-from trimtab.report.runfiles import Run, number
+from trimtab.report.runfiles import Run
+from trimtab.telemetry.metrics import number
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ class Panel:
 def draw(figure: Figure, runs: Sequence[Run]) -> Panel:
     """The panel of a figure, or the sentence that says what was not recorded."""
     names = [curve.metric for axis in figure.axes for curve in axis.curves]
-    heldout = any(axis.heldout for axis in figure.axes) and any(run.heldout()[0].size for run in runs)
+    heldout = any(axis.heldout for axis in figure.axes) and any(run.evaluations for run in runs)
     if not heldout and not any(run.series(name)[0].size for run in runs for name in names):
         return Panel(figure.title, figure.caption, missing=f"Not recorded: no batch has {' or '.join(names)}.")
     canvas, axes = style.canvas(len(figure.axes), right=style.LABELS if len(runs) == 1 else 0.1)
@@ -78,12 +79,12 @@ def _draw_axis(axis: Axis, ax: Axes, runs: Sequence[Run], last: float) -> None:
             ends.append((max(end, axis.floor) if axis.floor else end, f"{curve.label} {style.short(end)}", color))
         if axis.heldout:
             color = style.COLORS[1 if len(runs) == 1 else r % len(style.COLORS)]
-            x, y = run.heldout()
-            if x.size:
-                ax.plot(x, y, color=color, marker="o", ms=3.2, lw=0.8, ls=":", mfc="white", mew=1.1, zorder=4, clip_on=False)
-                at = "" if x[-1] > 0.9 * last else f" at {x[-1]:.0f}"
-                ends.append((float(y[-1]), f"held-out {style.short(float(y[-1]))}{at}", color))
-        _marks(axis, ax, run, style.ORANGE if len(runs) == 1 else style.COLORS[r % len(style.COLORS)], r)
+            if run.evaluations:
+                _draw_evaluations(ax, run, color)
+                when, found = run.evaluations[-1]
+                at = "" if when > 0.9 * last else f" at {when:.0f}"
+                ends.append((found.score.mean, f"held-out {style.short(found.score.mean)}{at}", color))
+        _marks(axis, ax, run, palette.ORANGE if len(runs) == 1 else style.COLORS[r % len(style.COLORS)], r)
     ax.set_xlim(0.0, max(last, 1.0))
     if not axis.log:
         bottom, top = ax.get_ylim()
@@ -94,7 +95,7 @@ def _draw_axis(axis: Axis, ax: Axes, runs: Sequence[Run], last: float) -> None:
     else:
         style.log_ticks(ax)
     if axis.zero:
-        ax.axhline(0.0, color=style.GRAY, lw=0.7)
+        ax.axhline(0.0, color=palette.GRAY, lw=0.7)
     ax.set_ylabel(axis.unit)
     if len(runs) == 1:
         style.label_ends(ax, ends)
@@ -120,6 +121,19 @@ def _draw_curve(curve: Curve, ax: Axes, x: style.F64, y: style.F64, color: str, 
         )
     ax.plot(*style.thin(x, smoothed, budget), color=color, ls=(0, (3, 1.6)) if curve.dashed else "-", lw=1.1 if curve.dashed else 1.3)
     return float(strong[-1])
+
+
+def _draw_evaluations(ax: Axes, run: Run, color: str) -> None:
+    """Dots with their intervals; three or more that are believed are joined by a line, two are no course of anything."""
+    believed = [(x, found.score.mean) for x, found in run.believed]
+    if len(believed) > 2:
+        ax.plot(*zip(*believed, strict=True), color=color, lw=0.8, ls=":", zorder=4)
+    for x, found in run.evaluations:
+        y = found.score
+        face = palette.PAGE if found.doubtful else color
+        ax.plot([x], [y.mean], "o", color=color, ms=3.2, mfc=face, mew=1.1, zorder=4, clip_on=False)
+        if y.low is not None and y.high is not None:
+            ax.vlines(x, y.low, y.high, color=color, lw=0.9, zorder=3, clip_on=False)
 
 
 def _marks(axis: Axis, ax: Axes, run: Run, color: str, row: int) -> None:

@@ -14,28 +14,14 @@ import numpy.typing as npt
 
 from trimtab.records import Json, TrimtabError
 from trimtab.report.summary import Summary
+from trimtab.telemetry.held_out import HeldOut
+from trimtab.telemetry.metrics import number, pair
 from trimtab.telemetry.names import TIME_SHARES
-from trimtab.telemetry.sinks import DECISIONS, EVENTS, METRICS, TIMELINE
+from trimtab.telemetry.sinks import DECISIONS, EVAL, EVENTS, METRICS, TIMELINE
 
-EVAL, CONFIG = "eval.jsonl", "config.toml"
+CONFIG = "config.toml"
 F64 = npt.NDArray[np.float64]
 Row = dict[str, Json]
-
-
-def pair(value: Json) -> tuple[float, float] | None:
-    """A metric as stored, a number or ``[numerator, denominator]``, as numerator and denominator."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value), 1.0
-    if isinstance(value, list) and len(value) == 2:
-        n, d = (pair(x) for x in value)
-        return (n[0], d[0]) if n and d and d[0] else None
-    return None
-
-
-def number(value: Json) -> float | None:
-    """A metric as stored, as one number; None where there is none."""
-    found = pair(value)
-    return None if found is None else found[0] / found[1]
 
 
 def _rows(path: Path) -> tuple[list[Row], int]:
@@ -117,16 +103,21 @@ class Run:
         n, d = self.total(name)
         return n / d if d else None
 
-    def heldout(self) -> tuple[F64, F64]:
-        """Batches and held-out accuracies: the evaluations, and what the summary says about both ends."""
-        points = {number(row.get("batch")): number(row.get("accuracy")) for row in self.evals}
-        known = {b: a for b, a in points.items() if b is not None and a is not None}
-        if self.summary is not None:
-            for batch, accuracy in ((0.0, self.summary.accuracy_before), (float(self.summary.batches), self.summary.accuracy_after)):
-                if accuracy is not None:
-                    known[batch] = accuracy
-        order = sorted(known)
-        return np.array(order, dtype=np.float64), np.array([known[b] for b in order], dtype=np.float64)
+    @cached_property
+    def evaluations(self) -> list[tuple[float, HeldOut]]:
+        """By batch: the evaluations, and what the summary says about both ends."""
+        found = {number(row.get("batch")): HeldOut.from_json(row) for row in self.evals}
+        points = {batch: one for batch, one in found.items() if batch is not None and one is not None}
+        if (s := self.summary) is not None:
+            for batch, end in ((0.0, s.evaluation("before")), (float(s.batches), s.evaluation("after"))):
+                if end is not None:
+                    points[batch] = end
+        return sorted(points.items(), key=lambda point: point[0])
+
+    @property
+    def believed(self) -> list[tuple[float, HeldOut]]:
+        """The evaluations without those of which too many responses failed."""
+        return [(batch, found) for batch, found in self.evaluations if not found.doubtful]
 
     def summed(self, field: str) -> dict[str, float]:
         """A histogram field of the records (``ages``, ``ages_generation``), summed over the run."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trimtab.report import style
+from trimtab.report import palette, style
 from trimtab.report.panels import Panel
 from trimtab.report.runfiles import Run
 from trimtab.telemetry.names import TIME_SHARES
@@ -18,32 +18,32 @@ if TYPE_CHECKING:
 
 # What the learner and the samplers do, and its color wherever it appears. Waiting is gray, work is colored.
 ACTIVITY = {
-    "wait": "#cbd2d9",
-    "idle": "#cbd2d9",
-    "pack": style.PINK,
-    "forward": style.SKY,
-    "backward": style.BLUE,
-    "norms": style.GREEN,
-    "step": style.INK,
-    "publish": style.ORANGE,
-    "swap": style.ORANGE,
-    "generate": style.AMBER,
-    "verify": "#8a6fb3",
-    "eval": "#7fb069",
-    "methods": "#8c6d62",
-    "start": "#d9c8a9",
-    "stop": "#d9c8a9",
-    "stage": "#f2b48c",
-    "send": "#9ad0c2",
-    "log": "#9fb3c8",
-    "checkpoint": "#5f6c7b",
-    "other": "#eef1f4",
+    "wait": palette.AXIS,
+    "idle": palette.AXIS,
+    "pack": palette.PINK,
+    "forward": palette.SKY,
+    "backward": palette.BLUE,
+    "norms": palette.GREEN,
+    "step": palette.INK,
+    "publish": palette.ORANGE,
+    "swap": palette.ORANGE,
+    "generate": palette.AMBER,
+    "verify": palette.VIOLET,
+    "eval": palette.LEAF,
+    "methods": palette.BROWN,
+    "start": palette.SAND,
+    "stop": palette.SAND,
+    "stage": palette.PEACH,
+    "send": palette.MINT,
+    "log": palette.MIST,
+    "checkpoint": palette.SLATE,
+    "other": palette.PALE,
 }
 
 
 def activity_color(what: str) -> str:
     """The color of an activity; gray for one without a color of its own."""
-    return ACTIVITY.get(what, "#a3adb8")
+    return ACTIVITY.get(what, palette.OTHER)
 
 
 def bucket(age: int) -> tuple[int, int]:
@@ -74,9 +74,9 @@ def ages(runs: Sequence[Run]) -> Panel:
             continue
         # A token of age a owes its generation part of a to generation: so does its part of the bar.
         part = np.array([born.get(int(a), 0.0) for a in age]) / total / np.maximum(age, 1)
-        ax.bar(age, share, width=0.8, color=style.AMBER if born else style.BLUE, label="waiting")
-        ax.bar(age, part, width=0.8, color=style.BLUE, label="generation")
-        ax.bar(age[age == 0], share[age == 0], width=0.8, color="#cbd2d9", label="fresh")
+        ax.bar(age, share, width=0.8, color=palette.AMBER if born else palette.BLUE, label="waiting")
+        ax.bar(age, part, width=0.8, color=palette.BLUE, label="generation")
+        ax.bar(age[age == 0], share[age == 0], width=0.8, color=palette.AXIS, label="fresh")
     if born:
         caption += "; each bar is split by where the age arose"
         style.legend(figure, 3)

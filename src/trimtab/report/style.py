@@ -1,7 +1,7 @@
 """One look for every figure: thin lines, light grid, direct labels, colors that color-blind readers tell apart.
 
 matplotlib is imported when the first figure is made, never by importing this module. Figures are built on ``Figure`` objects
-(no pyplot, no global state) and come out as SVG text that inherits the page's font.
+(no pyplot, no global state) and come out as SVG text that inherits the page's font and, through CSS variables, its colors.
 """
 
 from __future__ import annotations
@@ -15,16 +15,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.report.palette import AMBER, AXIS, BLUE, GRAY, GREEN, GRID, INK, ORANGE, PINK, SKY, themed
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 F64 = npt.NDArray[np.float64]
 
-# Okabe & Ito's palette without its yellow, which is too light on white.
-BLUE, ORANGE, GREEN, PINK, SKY, AMBER, INK = "#0072b2", "#d55e00", "#009e73", "#b5578f", "#56b4e9", "#e69f00", "#1f2933"
 COLORS = (BLUE, ORANGE, GREEN, PINK, AMBER, SKY, INK)
-GRAY, GRID = "#7b8794", "#e4e7eb"
 WIDTH, LEFT, BOTTOM = 4.3, 0.52, 0.36  # inches of a small panel and its margins; the page scales it
 LABELS = 0.98  # inches at the right for the labels at the ends of lines
 
@@ -34,7 +33,7 @@ RC = {
     "font.size": 8.0,
     "svg.fonttype": "none",  # text stays text: small, searchable, in the page's font
     "svg.hashsalt": "trimtab",
-    "axes.edgecolor": "#cbd2d9",
+    "axes.edgecolor": AXIS,
     "axes.linewidth": 0.6,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -46,8 +45,8 @@ RC = {
     "axes.labelpad": 2.0,
     "grid.color": GRID,
     "grid.linewidth": 0.5,
-    "xtick.color": "#cbd2d9",
-    "ytick.color": "#cbd2d9",
+    "xtick.color": AXIS,
+    "ytick.color": AXIS,
     "xtick.labelcolor": GRAY,
     "ytick.labelcolor": GRAY,
     "xtick.labelsize": 7.5,
@@ -129,7 +128,7 @@ def svg(figure: Figure, title: str) -> str:
     text = re.sub(r"font: ([\d.]+)px [^;\"]*", r"font-size: \1px", text)
     box = re.search(r'viewBox="[^"]*"', text)
     head = f'<svg role="img" aria-label="{html.escape(title, quote=True)}" {box.group(0) if box else ""}>'
-    return re.sub(r"\s*\n\s*", "\n", head + text[text.index(">") + 1 :]).strip()
+    return themed(re.sub(r"\s*\n\s*", "\n", head + text[text.index(">") + 1 :]).strip())
 
 
 def _short(path: str) -> str:

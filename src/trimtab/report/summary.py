@@ -4,23 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
-from trimtab.records import TrimtabError
+from trimtab.records import Json, TrimtabError
+from trimtab.telemetry.held_out import HeldOut
 
 FILE = "summary.json"
 Status = Literal["running", "done", "stopped", "interrupted", "failed"]
 
 
 class Summary(BaseModel):
-    """The object of ``summary.json``. Accuracies are held-out; None where the run was not evaluated (or not yet)."""
+    """The object of ``summary.json``. Scores and accuracies are held-out; None where the run was not evaluated (or not yet).
+
+    ``before`` and ``after`` are the whole evaluations, with n, intervals, errors and timeouts (the columns of ``eval.jsonl``), ``best``
+    that of the model in ``best/``, with the ``batch`` it came after.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     accuracy_before: float | None = None
     accuracy_after: float | None = None
+    score_before: float | None = None
+    score_after: float | None = None
+    before: dict[str, JsonValue] | None = None
+    after: dict[str, JsonValue] | None = None
+    best: dict[str, JsonValue] | None = None
     batches: int  # consumed
     applied: int
     skipped: int
@@ -35,6 +45,22 @@ class Summary(BaseModel):
     seed: int
     status: Status
     reason: str = ""  # why it stopped, where it did
+
+    @classmethod
+    def evaluations(cls, before: HeldOut | None, after: HeldOut | None, best: tuple[int, HeldOut] | None) -> dict[str, JsonValue]:
+        """The fields that tell of evaluations."""
+        out: dict[str, JsonValue] = {}
+        for name, found in (("before", before), ("after", after)):
+            if found is not None:
+                row = found.to_json()
+                out |= {f"accuracy_{name}": row["accuracy"], f"score_{name}": row["score"], name: row}
+        return out if best is None else out | {"best": {"batch": best[0]} | best[1].to_json()}
+
+    def evaluation(self, name: Literal["before", "after", "best"]) -> HeldOut | None:
+        """An evaluation, read; a summary of before has only its accuracy."""
+        row = {"before": self.before, "after": self.after, "best": self.best}[name]
+        bare = {"before": self.accuracy_before, "after": self.accuracy_after, "best": None}[name]
+        return HeldOut.from_json(cast("dict[str, Json]", row) if row is not None else {"accuracy": bare})
 
     def text(self) -> str:
         return self.model_dump_json(indent=2) + "\n"

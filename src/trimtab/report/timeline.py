@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trimtab.report import style
+from trimtab.report import palette, style
 from trimtab.report.panels import Panel
-from trimtab.report.runfiles import Run, number
+from trimtab.report.runfiles import Run
 from trimtab.report.shares import ACTIVITY, activity_color
+from trimtab.telemetry.metrics import number
 
 BATCHES = 6  # in the window
 MOST = 3000  # stretches looked at, the longest
@@ -35,7 +36,7 @@ def draw(run: Run, of: str = "") -> Panel:
             spans = _spans([row for row in rows if row[:2] == (who, what)], start, end)
             ax.broken_barh(spans, (lane - 0.36, 0.72), facecolors=activity_color(what), label="" if lane else what, lw=0)
     done = run.times[(run.times >= start) & (run.times <= end)]
-    ax.vlines(done, -0.5, len(lanes) - 0.5, color=style.INK, lw=0.5, alpha=0.5)
+    ax.vlines(done, -0.5, len(lanes) - 0.5, color=palette.INK, lw=0.5, alpha=0.5)
     ax.set_yticks(range(len(lanes)), lanes)
     ax.set_ylim(len(lanes) - 0.45, -0.55)
     ax.set_xlim(start, end)

@@ -10,9 +10,12 @@ import numpy as np
 from trimtab.records import Json
 from trimtab.report import style
 from trimtab.report.panels import SMOOTH
-from trimtab.report.runfiles import Row, Run, number
+from trimtab.report.runfiles import Row, Run
 from trimtab.report.shares import waits
 from trimtab.telemetry.detectors import NormSpike
+from trimtab.telemetry.held_out import HeldOut, moved
+from trimtab.telemetry.intervals import Estimate, change
+from trimtab.telemetry.metrics import number
 
 _ENDED = {
     "done": "The run finished its plan.",
@@ -23,15 +26,17 @@ _ENDED = {
 }
 
 
-def verdict(run: Run) -> list[str]:
-    """What came out, in sentences; the first one is the headline."""
+def verdict(run: Run, brief: bool = False) -> list[str]:
+    """What came out, in sentences; the first one is the headline. ``brief``: beside other runs."""
     s = run.summary
-    out = [_headline(run)]
+    out = [_headline(run), *_held_out(run)]
     if s is None:
         out.append("There is no summary.json: the run was killed before it could write one, or it is still going.")
     else:
         ended = _ENDED[s.status]
         out.append(ended if ended.endswith(".") else f"{ended}{f': {s.reason}' if s.reason else ''}.")
+    if brief:
+        return out
     batches, applied = (s.batches, s.applied) if s else (len(run.metrics), int(run.applied.sum()))
     out.append(f"{_count(batches, 'batch', 'batches')} consumed: {applied:,} applied, {_skips(run, batches - applied)}.")
     mean_age = s.mean_age if s else run.mean("age/mean")
@@ -57,19 +62,49 @@ def verdict(run: Run) -> list[str]:
 
 
 def _headline(run: Run) -> str:
-    x, y = run.heldout()
-    if y.size >= 2:
-        verb = "rose" if y[-1] > y[0] + 0.01 else "fell" if y[-1] < y[0] - 0.01 else "stayed"
-        change = f"stayed at {y[-1]:.2f}" if verb == "stayed" else f"{verb} from {y[0]:.2f} to {y[-1]:.2f}"
-        best = int(y.argmax())
-        lost = f", after {y[best]:.2f} at batch {x[best]:.0f}" if y[best] > y[-1] + 0.05 and best else ""
-        return f"Held-out accuracy {change}{lost}."
+    points = run.believed
+    if len(points) >= 2:
+        (_, first), (_, last) = points[0], points[-1]
+        name, now = last.main
+        batch, best = max(points, key=lambda point: _value(point[1], name).mean)
+        top = _value(best, name)
+        lost = batch > 0 and top.mean > now.mean + 0.05 and change(top, now) != "noise"
+        return f"Held-out {name} {moved(first, last)[1]}{f', after {top.mean:.2f} at batch {batch:.0f}' if lost else ''}."
     _, reward = run.series("reward/mean")
     if reward.size:
         window = max(1, min(SMOOTH, len(reward) // 4))
         first, last = reward[:window].mean(), reward[-window:].mean()
         return f"Reward went from {first:.2f} to {last:.2f} over {_count(len(reward), 'batch', 'batches')}."
     return "No batch was recorded."
+
+
+def _value(found: HeldOut, name: str) -> Estimate:
+    return found.score if name == "score" else found.accuracy
+
+
+def _told(found: HeldOut | None, name: str) -> str:
+    if found is None:
+        return "–"
+    return f"{_value(found, name).text()}{' (not believed)' if found.doubtful else ''}"
+
+
+def _held_out(run: Run) -> list[str]:
+    """What must be known to read the held-out number."""
+    out = []
+    if run.believed:
+        _, last = run.believed[-1]
+        told = "; ".join(last.notes())
+        out = [f"{told[0].upper()}{told[1:]}."] if told else []
+    doubted = [batch for batch, found in run.evaluations if found.doubtful]
+    if doubted:
+        worst = max((found for _, found in run.evaluations), key=lambda found: found.failed)
+        at = ", ".join(f"{batch:.0f}" for batch in doubted)
+        out.append(f"Not believed, because too many of their responses failed: the evaluations after batch {at} ({worst.failures()}).")
+    best = run.summary.evaluation("best") if run.summary is not None else None
+    if best is not None and run.summary is not None and run.summary.best is not None:
+        name, value = best.main
+        out.append(f"best/ holds the model after batch {run.summary.best['batch']}, with {name} {value.text(2)}.")
+    return out
 
 
 def alarms(run: Run) -> tuple[list[Row], int]:
@@ -108,7 +143,8 @@ class Fact:
 def facts(run: Run) -> list[Fact]:
     """The numbers by which runs are compared."""
     s = run.summary
-    _, accuracy = run.heldout()
+    points = run.evaluations
+    first, last = (points[0][1] if points else None), (points[-1][1] if len(points) > 1 else None)
     worst_ess, worst_kl = _window(run, "ess/ratio", lowest=True), _window(run, "kl/k3", lowest=False)
     best = _window(run, "reward/mean", lowest=False)
     rate = run.mean("throughput/tokens_per_s")
@@ -118,8 +154,12 @@ def facts(run: Run) -> list[Fact]:
     max_age = s.max_age if s else _peak(run, "age/max")
     return [
         Fact("status", s.status if s else "no summary"),
-        Fact("accuracy before", f"{accuracy[0]:.3f}" if accuracy.size else "–"),
-        Fact("accuracy after", f"{accuracy[-1]:.3f}" if accuracy.size > 1 else "–"),
+        *(
+            Fact(f"{name} {when}", _told(found, name))
+            for name in ("score", "accuracy")
+            for when, found in (("before", first), ("after", last))
+        ),
+        Fact("held-out n, failed", "–" if last is None else f"{last.asks()}, {last.errors + last.timeouts} of {last.asked}"),
         Fact(f"best reward, {SMOOTH} batches", _shown(best, ".3f")),
         Fact("batches", f"{batches:,}"),
         Fact("applied / skipped", f"{applied:,} / {batches - applied:,}"),

@@ -1,42 +1,26 @@
-"""Held-out accuracy: own prompts, own randomness, one version, never through the pool."""
+"""Evaluation on held-out prompts: own prompts, own randomness, one version, never through the pool."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-import numpy as np
 
 from trimtab import keyed
 from trimtab.engines.protocol import Engine
-from trimtab.records import Outcome, Rollout, Slot, StoppedByRule, StopReason, TrimtabError
-from trimtab.rollout.collector import Collector, GroupDone, GroupFailed
-from trimtab.rollout.options import RolloutOptions
+from trimtab.records import Outcome, Slot, StoppedByRule, StopReason
+from trimtab.rollout.collector import Collector, GroupDone, GroupFailed, Result
+from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.render import Renderer
+from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.tasks.protocol import Task
 from trimtab.tasks.verifier import Verifier
+from trimtab.telemetry.held_out import Answer, HeldOut, summarize
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """One response to each of ``rows`` held-out prompts, sampled by ``version``.
-
-    ``accuracy`` and ``score`` are means over the responses that got a verdict; the others count in ``outcomes["error"]``.
-    ``lengths``: action tokens of each response with a verdict, in order of row.
-    """
-
-    version: int
-    rows: int
-    accuracy: float
-    score: float
-    outcomes: Mapping[str, int]
-    lengths: tuple[int, ...]
-    truncated: float  # share of responses cut off at max_new_tokens
-
-    @property
-    def mean_length(self) -> float:
-        return float(np.mean(self.lengths))
+def shortfall(options: EvalOptions, task: Task) -> str:
+    """The sentence about a task that holds out fewer rows than ``eval.prompts``; "" where it has enough."""
+    if task.eval_size >= options.prompts:
+        return ""
+    return f"eval.prompts = {options.prompts}: task {task.name} holds out {task.eval_size} rows, so evaluations use those {task.eval_size}"
 
 
 def evaluate(
@@ -44,47 +28,49 @@ def evaluate(
     task: Task,
     verifier: Verifier,
     renderer: Renderer,
-    options: RolloutOptions,
-    seed: int,
+    training: RolloutOptions,
+    options: EvalOptions,
     *,
-    rows: int | None = None,
+    threshold: float,
     deadline_s: float = 600.0,
-) -> EvalResult:
-    """Sample the first ``rows`` evaluation prompts once each (default: all). The engine must be idle and keep its version.
+) -> HeldOut:
+    """Sample the first ``eval.prompts`` evaluation prompts, or all there are. The engine must be idle and keep its version.
 
-    Raises TrimtabError where the task has fewer rows, StoppedByRule where no response ends for ``deadline_s`` or none gets a verdict.
+    ``training``: how the run's rollouts are generated; ``threshold``: of the task, the score that counts as correct.
+    Raises StoppedByRule where no response ends for ``deadline_s`` or none gets a verdict.
     """
-    rows = task.eval_size if rows is None else rows
-    if rows > task.eval_size:
-        raise TrimtabError.field("eval.prompts", rows, f"task {task.name} has {task.eval_size} evaluation rows; lower it")
+    rows = min(options.prompts, task.eval_size)
     if engine.running or verifier.pending:
         raise RuntimeError(f"evaluation needs an idle engine and verifier; {engine.running} rows run, {verifier.pending} verdicts are out")
     version = engine.version
-    single = options.model_copy(update={"group_size": 1, "min_group": 1})
-    collector = Collector(engine, task, verifier, renderer, single, seed, tag=keyed.EVAL, max_groups=rows)
+    how = options.rollout(training)
+    collector = Collector(engine, task, verifier, renderer, how, options.seed, tag=keyed.EVAL, max_groups=rows)
     for row in range(rows):
         collector.assign(Slot(0, row), row, attempt=0)
     results = collector.drain(deadline_s)
     if engine.version != version:
         raise RuntimeError(f"the weights changed from version {version} to {engine.version} during evaluation")
-    done = sorted((r.group for r in results if isinstance(r, GroupDone)), key=lambda g: g.slot)
-    if not done:
-        why = next(r.reason for r in results if isinstance(r, GroupFailed))
-        raise StoppedByRule(f"eval: none of {rows} responses got a verdict: {why}")
-    return summarize([g.rollouts[0] for g in done], rows, version)
+    answers, verdicts = _answers(results), collector.take_counts()
+    outcomes, why = verdicts.outcomes, _most_frequent(results, verdicts)
+    if not answers:
+        raise StoppedByRule(f"eval: none of {rows * options.samples} responses got a verdict: {why}")
+    outcomes[Outcome.ERROR.value] += rows * options.samples - verdicts.asked  # prompts that cannot be run
+    counts = {outcome.value: outcomes[outcome.value] for outcome in Outcome}
+    found = summarize(answers, counts, version=version, rows=rows, samples=options.samples, threshold=threshold, error=why)
+    return found.judged(options.max_error_share)
 
 
-def summarize(rollouts: list[Rollout], rows: int, version: int) -> EvalResult:
-    """The result of ``rows`` evaluation prompts of which ``rollouts`` got a verdict."""
-    outcomes = Counter(r.outcome.value for r in rollouts)
-    outcomes[Outcome.ERROR.value] += rows - len(rollouts)
-    n = len(rollouts)
-    return EvalResult(
-        version=version,
-        rows=rows,
-        accuracy=outcomes[Outcome.CORRECT.value] / n,
-        score=sum(r.score for r in rollouts) / n,
-        outcomes={outcome.value: outcomes[outcome.value] for outcome in Outcome},
-        lengths=tuple(r.actions for r in rollouts),
-        truncated=sum(r.stop is StopReason.LENGTH for r in rollouts) / n,
-    )
+def _answers(results: list[Result]) -> list[Answer]:
+    """The responses with a verdict, in order of row and sample: what came first is chance."""
+    groups = sorted((r.group for r in results if isinstance(r, GroupDone)), key=lambda g: g.slot)
+    return [
+        Answer(prompt=g.prompt, score=r.score, outcome=r.outcome, length=r.actions, truncated=r.stop is StopReason.LENGTH)
+        for g in groups
+        for r in g.rollouts
+    ]
+
+
+def _most_frequent(results: list[Result], verdicts: VerdictCounts) -> str:
+    """The most frequent reason why a response has no verdict; "" where all have one."""
+    reasons = verdicts.reasons + Counter(r.reason for r in results if isinstance(r, GroupFailed) and not r.retry)
+    return min(reasons, key=lambda reason: (-reasons[reason], reason)) if reasons else ""

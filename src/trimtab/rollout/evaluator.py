@@ -1,4 +1,4 @@
-"""The evaluator's process: held-out accuracy of a saved version while the run goes on. Its prompts never pass through the pool."""
+"""The evaluator's process: evaluates a saved version while the run goes on. Its prompts never pass through the pool."""
 
 from __future__ import annotations
 
@@ -39,19 +39,8 @@ def serve(connection: Connection, spec: WorkerSpec) -> None:
             begun = time.perf_counter()
             weights = {name: p.detach() for name, p in load_policy(ask.folder, dtype).model.named_parameters()}
             publish(Version(0, ask.version), weights, [sampler.engine])
-            found = sampler.evaluate(ask.rows, ask.seed)
-            connection.send(
-                Evaluated(
-                    batch=ask.batch,
-                    version=ask.version,
-                    accuracy=found.accuracy,
-                    score=found.score,
-                    truncated=found.truncated,
-                    length=found.mean_length,
-                    rows=found.rows,
-                    seconds=time.perf_counter() - begun,
-                )
-            )
+            found = sampler.evaluate(ask.options)
+            connection.send(Evaluated(ask.batch, found, time.perf_counter() - begun))
 
 
 def main() -> None:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING
 from trimtab.engines.forgetting import Phi
 from trimtab.engines.options import EngineOptions
 from trimtab.records import Group, Segment, Slot, StoppedByRule, TrimtabError
-from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.telemetry.clock import Interval
+from trimtab.telemetry.held_out import HeldOut
 
 if TYPE_CHECKING:
     from trimtab.weights.shared import WeightLayout  # brings torch
@@ -158,21 +159,15 @@ class Evaluate:
     batch: int
     version: int
     folder: str
-    rows: int
-    seed: int
+    options: EvalOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Evaluated:
-    """The answer: means over ``rows`` held-out prompts."""
+    """The answer, which took ``seconds``."""
 
     batch: int
-    version: int
-    accuracy: float
-    score: float
-    truncated: float
-    length: float
-    rows: int
+    found: HeldOut
     seconds: float
 
 

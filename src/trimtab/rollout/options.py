@@ -1,12 +1,13 @@
-"""What is generated for a batch: how many rollouts, from which distribution, how long. Imports no torch."""
+"""What is generated: for a batch, how many rollouts, from which distribution, how long; for an evaluation. Imports no torch."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from trimtab.records import Sampling
+from trimtab.records import Sampling, TrimtabError
+from trimtab.tasks.options import NoneWord
 
 
 class RolloutOptions(BaseModel):
@@ -37,3 +38,41 @@ class RolloutOptions(BaseModel):
     @property
     def sampling(self) -> Sampling:
         return Sampling(temperature=self.temperature, top_p=self.top_p, top_k=self.top_k)
+
+
+class EvalOptions(BaseModel):
+    """Evaluation on held-out prompts: own prompts and randomness, pinned to one version, never through the pool."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    every: int = Field(0, ge=0, description="batches between evaluations during the run; 0: only before and after")
+    prompts: int = Field(512, ge=1, description="fixed held-out prompts; where the task holds out fewer, all of those, and the run says so")
+    samples: int = Field(1, ge=1, description="responses to each prompt; several give pass@k, and intervals count prompts, not responses")
+    temperature: Annotated[float | None, NoneWord] = Field(
+        None, ge=0.0, description='of evaluations; 0: the most probable token at every step; "none": rollout.temperature'
+    )
+    seed: int = 0
+    keep_best: bool = Field(True, description="keep the model folder of the best evaluation during the run, in best/")
+    best_by: Literal["score", "accuracy"] = Field("score", description="what best/ is chosen by; of equals the later one is kept")
+    max_error_share: float = Field(
+        0.1, ge=0.0, le=1.0, description="an evaluation with a larger share of errors and timeouts is an event, and never the best"
+    )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.temperature == 0.0 and self.samples > 1:
+            remedy = "at eval.temperature = 0 all responses to a prompt are the same; use 1 or raise eval.temperature"
+            raise TrimtabError.field("eval.samples", self.samples, remedy)
+        return self
+
+    def rollout(self, training: RolloutOptions) -> RolloutOptions:
+        """How the responses are generated: as in training, but for the number of responses and, where it is set, the temperature.
+
+        Temperature 0 is the most probable token: a kept set of one, ``top_k = 1``.
+        """
+        update: dict[str, float | int] = {"group_size": self.samples, "min_group": 1}
+        if self.temperature == 0.0:
+            update |= {"temperature": 1.0, "top_k": 1}
+        elif self.temperature is not None:
+            update["temperature"] = self.temperature
+        return training.model_copy(update=update)

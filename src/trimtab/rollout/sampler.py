@@ -12,13 +12,14 @@ from trimtab.engines.protocol import Engine
 from trimtab.plugins import attribute
 from trimtab.records import TrimtabError
 from trimtab.rollout.collector import Collector
-from trimtab.rollout.evaluate import EvalResult, evaluate
-from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.evaluate import evaluate
+from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.render import Renderer
 from trimtab.tasks.load import load_task, scorer_spec
 from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.tasks.protocol import Task
 from trimtab.tasks.verifier import Verifier
+from trimtab.telemetry.held_out import HeldOut
 
 if TYPE_CHECKING:
     from trimtab.engines.checkpoint import Policy
@@ -37,6 +38,7 @@ class Sampler:
     renderer: Renderer
     collector: Collector
     options: RolloutOptions
+    threshold: float  # of the task: the score that counts as correct
 
     @classmethod
     def build(
@@ -66,12 +68,11 @@ class Sampler:
             verifying.close()
             raise
         collector = Collector(built, rows, verifying, renderer, rollout, seed, shaping=task.shaping)
-        return cls(loaded, built, rows, verifying, renderer, collector, rollout)
+        return cls(loaded, built, rows, verifying, renderer, collector, rollout, task.threshold)
 
-    def evaluate(self, rows: int, seed: int) -> EvalResult:
-        """Held-out accuracy of the weights now served, on the first ``rows`` prompts or all there are; nothing may be outstanding."""
-        rows = min(rows, self.task.eval_size)
-        return evaluate(self.engine, self.task, self.verifier, self.renderer, self.options, seed, rows=rows)
+    def evaluate(self, options: EvalOptions) -> HeldOut:
+        """Evaluate the weights now served; nothing may be outstanding."""
+        return evaluate(self.engine, self.task, self.verifier, self.renderer, self.options, options, threshold=self.threshold)
 
     def close(self) -> None:
         self.verifier.close()

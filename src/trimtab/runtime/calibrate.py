@@ -28,6 +28,7 @@ from trimtab.runtime.snapshots import Snapshots
 from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
 
 
@@ -121,4 +122,4 @@ class _Silent:
 
     def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
     def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, accuracy: float) -> None: ...
+    def evaluated(self, batch: int, found: HeldOut) -> None: ...

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shutil
@@ -15,7 +16,10 @@ from trimtab.records import StoppedByRule
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Broken, Evaluate, Evaluated
 from trimtab.runtime.session import Session
+from trimtab.store.durable import write_atomic
 from trimtab.store.jsonl import read_jsonl
+from trimtab.store.run_folder import EVALUATION, RunFolder
+from trimtab.telemetry.held_out import HeldOut
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class Evaluations:
             self._put(batch, version, folder)
 
     def _put(self, batch: int, version: int, folder: Path) -> None:
-        self._pending[batch] = Evaluate(batch, version, str(folder), self._options.prompts, self._options.seed)
+        self._pending[batch] = Evaluate(batch, version, str(folder), self._options)
         if self._process is None:
             self._start()
         else:
@@ -135,14 +139,23 @@ class Evaluations:
         self._start()
 
     def _record(self, e: Evaluated) -> None:
-        extra = {"score": e.score, "truncated": e.truncated, "length": e.length, "rows": e.rows, "seconds": e.seconds}
-        self._session.evaluated("during", e.batch, e.version, e.accuracy, extra)
+        self._session.evaluated("during", e.batch, e.found, e.seconds)
         folder = Path(self._pending.pop(e.batch).folder)
-        best = self._session.accuracy.get("best")
-        if self._options.keep_best and (best is None or e.accuracy > best):
-            self._session.accuracy["best"] = e.accuracy
-            target = self._session.folder.path / "best"
+        best = best_of(self._session.folder)
+        if self._options.keep_best and not e.found.doubtful and (best is None or self._value(e.found) >= self._value(best[1])):
+            write_atomic(folder / EVALUATION, (json.dumps({"batch": e.batch} | e.found.to_json(), indent=1) + "\n").encode())
+            target = self._session.folder.best
             shutil.rmtree(target, ignore_errors=True)
             folder.rename(target)
         else:
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _value(self, found: HeldOut) -> float:
+        return (found.score if self._options.best_by == "score" else found.accuracy).mean
+
+
+def best_of(folder: RunFolder) -> tuple[int, HeldOut] | None:
+    """The batches that the model in ``best/`` has seen and its evaluation; None where there is none."""
+    row = folder.evaluation_of_best()
+    found = None if row is None else HeldOut.from_json(row)
+    return None if row is None or found is None else (int(str(row["batch"])), found)

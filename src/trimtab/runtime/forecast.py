@@ -10,6 +10,7 @@ from trimtab.control.registry import written
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.pool.results import Formed, Ticket
 from trimtab.rollout.collector import GroupDone
+from trimtab.rollout.evaluate import shortfall
 from trimtab.runtime.build import Parts, build
 
 ROUNDS = 3  # measured batches; the first of each is warm-up and left out
@@ -44,6 +45,8 @@ def _plan(config: RunConfig, parts: Parts) -> Iterator[str]:
         points, options = "+".join(method.points()), method.options.model_dump()
         yield f"{'chain:' if i == 0 else '      '} {points}: {written(method.name, options)}"
     yield from (f"      note: {said}" for said in chain.said)
+    if said := shortfall(config.eval, parts.sampler.task):
+        yield f"      note: {said}"
 
 
 def _memory(config: RunConfig, parts: Parts) -> Iterator[str]:

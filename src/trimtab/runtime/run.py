@@ -23,7 +23,9 @@ from trimtab.engines.checkpoint import save_policy
 from trimtab.extras import MissingExtra
 from trimtab.records import Json, StoppedByRule, StoppedEarly, TrimtabError
 from trimtab.report.summary import Status, Summary
+from trimtab.rollout.evaluate import shortfall
 from trimtab.runtime.build import Parts, build
+from trimtab.runtime.evaluation import best_of
 from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Observer, Session
 from trimtab.runtime.snapshots import Snapshots
@@ -33,6 +35,7 @@ from trimtab.store.resume import prepare_resume
 from trimtab.store.run_folder import RunFolder
 from trimtab.store.tree import StateTree
 from trimtab.telemetry.clock import cpu_used
+from trimtab.telemetry.events import Event, Severity
 from trimtab.telemetry.logging import configure
 
 log = logging.getLogger(__name__)
@@ -149,7 +152,8 @@ def _drive(session: Session, parts: Parts, runtime: Runtime, stop: Stop, *, fres
         run = runtime()
         finished = False
         with suppress(Interrupted):
-            if not session.consumed and "before" not in session.accuracy:  # also where a first start got no further
+            if not session.consumed and "before" not in session.held_out:  # also where a first start got no further
+                _say_shortfall(session, parts)
                 with stop.at_once():
                     _evaluate(session, parts, "before")
             if fresh:
@@ -231,18 +235,22 @@ def _publish_for_eval(session: Session, parts: Parts) -> None:
 
 
 def _evaluate(session: Session, parts: Parts, when: str) -> None:
-    options = session.config.eval
+    begun = time.perf_counter()
     with session.clock.span("eval"):
-        result = parts.sampler.evaluate(options.prompts, options.seed)
-    extra: dict[str, Json] = {"score": result.score, "truncated": result.truncated, "length": result.mean_length, "rows": result.rows}
-    session.evaluated(when, session.consumed, result.version, result.accuracy, extra)
+        found = parts.sampler.evaluate(session.config.eval)
+    session.evaluated(when, session.consumed, found, time.perf_counter() - begun)
+
+
+def _say_shortfall(session: Session, parts: Parts) -> None:
+    """Where a task holds out fewer prompts than ``eval.prompts``, every number of the run rests on those."""
+    if said := shortfall(session.config.eval, parts.sampler.task):
+        session.say(Event(name="eval_prompts", severity=Severity.INFO, batch=0, message=said))
 
 
 def _summary(session: Session, status: Status, reason: str) -> Summary:
     t = session.tally
+    held_out = Summary.evaluations(session.held_out.get("before"), session.held_out.get("after"), best_of(session.folder))
     return Summary(
-        accuracy_before=session.accuracy.get("before"),
-        accuracy_after=session.accuracy.get("after"),
         batches=session.consumed,
         applied=t.applied,
         skipped=t.skipped,
@@ -257,6 +265,7 @@ def _summary(session: Session, status: Status, reason: str) -> Summary:
         seed=session.config.seed,
         status=status,
         reason=reason,
+        **held_out,
     )
 
 

@@ -29,9 +29,11 @@ from trimtab.store.jsonl import JsonLines
 from trimtab.store.rollout_log import RolloutLog
 from trimtab.store.run_folder import RunFolder
 from trimtab.store.tree import StateTree
+from trimtab.telemetry import held_out
 from trimtab.telemetry.clock import Clock, Interval
 from trimtab.telemetry.detectors import Detectors
 from trimtab.telemetry.events import Event, Severity
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord, Metrics
 from trimtab.telemetry.sinks import FanOut, open_sinks
 from trimtab.weights.publish import Times
@@ -46,7 +48,7 @@ class Observer(Protocol):
 
     def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
     def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, accuracy: float) -> None: ...
+    def evaluated(self, batch: int, found: HeldOut) -> None: ...
 
 
 @dataclass(slots=True)
@@ -113,11 +115,10 @@ class Session:
         self.consumed = 0
         self.tally = RunTotals()
         self.detectors = Detectors(config.telemetry.detectors)
-        self.accuracy: dict[str, float] = {}
+        self.held_out: dict[str, HeldOut] = {}  # by when: before, during (the latest), after
         self.origin = time.perf_counter()
         self._sinks: FanOut | None = None
         self._rollouts: RolloutLog | None = None
-        self._evals: JsonLines | None = None
         self._cpu = time.process_time()
         self._stop: Event | None = None
         self._lock = lock or nullcontext()
@@ -128,15 +129,12 @@ class Session:
         """Open the logs for appending; call after a resume has cut them."""
         self._sinks = open_sinks(self.folder.path, self.config.telemetry, JsonLines)
         self._rollouts = RolloutLog(self.folder.rollouts)
-        self._evals = JsonLines(self.folder.eval)
 
     def close(self) -> None:
         if self._rollouts is not None:
             self._rollouts.flush()
         if self._sinks is not None:
             self._sinks.close()
-        if self._evals is not None:
-            self._evals.close()
 
     # ------------------------------------------------------------------------------------------------ a batch
     def consume(
@@ -266,12 +264,20 @@ class Session:
         write_atomic(path, to_parquet(groups_to_table(formed.batch.groups)))
         log.warning("batch %d refused: %s; its groups are in %s", formed.batch.number, reason, path)
 
-    def evaluated(self, name: str, batch: int, version: int, accuracy: float, extra: Mapping[str, Json]) -> None:
-        """Record an evaluation; ``name`` is before, during or after."""
-        assert self._evals is not None
-        self.accuracy[name] = accuracy
-        self._evals.append({"batch": batch, "version": version, "when": name, "accuracy": accuracy, **extra})
-        self.observer.evaluated(batch, accuracy)
+    def evaluated(self, when: str, batch: int, found: HeldOut, seconds: float) -> None:
+        """Record an evaluation after ``batch`` consumed batches; ``when`` is before, during or after."""
+        assert self._sinks is not None
+        self.held_out[when] = found
+        self._sinks.evaluated(batch, when, found, seconds)
+        self.observer.evaluated(batch, found)
+        if found.doubtful:
+            self.say(held_out.doubt(found, batch))
+
+    def say(self, event: Event) -> None:
+        """An event that no detector found."""
+        assert self._sinks is not None
+        self._sinks.event(event)
+        self.observer.event(event)
 
     # ------------------------------------------------------------------------------------------------ durable state
     def weights(self) -> dict[str, Tensor]:
@@ -300,7 +306,7 @@ class Session:
                 "incarnation": self.version.incarnation,
                 "tally": cast(StateTree, self.tally.state_dict()),
                 "detectors": cast(StateTree, self.detectors.state_dict()),
-                "accuracy": dict(self.accuracy),
+                "held_out": {when: found.to_json() for when, found in self.held_out.items()},
             },
         }
 
@@ -324,7 +330,7 @@ class Session:
         for name, value in cast(dict[str, float], run["tally"]).items():
             setattr(self.tally, name, value)
         self.detectors.load_state_dict(cast(Mapping[str, Json], run["detectors"]))
-        self.accuracy = dict(cast(dict[str, float], run["accuracy"]))
+        self.held_out = held_out.restored(run)
 
 
 def _verdicts(metrics: Metrics, window: SamplerWindow) -> None:

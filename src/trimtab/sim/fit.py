@@ -18,10 +18,11 @@ from trimtab.config.load import read_resolved, validate
 from trimtab.engines.options import EngineOptions
 from trimtab.records import Group, Json, Rollout, Slot, StopReason, TrimtabError
 from trimtab.report import runfiles
-from trimtab.report.runfiles import Row, number, pair
+from trimtab.report.runfiles import Row
 from trimtab.sim.figures import BatchFacts, Figures, figures
 from trimtab.sim.model import LearnerStep, MeasuredModel, SimRollout
 from trimtab.store import rollout_log
+from trimtab.telemetry.metrics import number, pair
 from trimtab.telemetry.names import TIME_SHARES
 
 WARM = 10  # first batches left out: processes start, caches fill, nothing is old yet

@@ -51,6 +51,10 @@ def prepare_resume(folder: RunFolder) -> ResumePoint | None:
         # an evaluation names how many batches its weights have seen: that of the checkpoint's own weights stays
         moved = {path.name: jsonl.truncate_to(path, point.number + (path == folder.eval), orphans) for path in folder.logs}
         moved["rollouts"] = rollout_log.truncate_to(folder.rollouts, point.number, orphans / "rollouts")
+        if int(str((folder.evaluation_of_best() or {}).get("batch", 0))) > point.number:  # of weights that this lineage will not see
+            orphans.mkdir(parents=True, exist_ok=True)
+            folder.best.rename(orphans / "best")
+            moved["best"] = 1
         for number in point.passed_over:
             (orphans / "checkpoints").mkdir(parents=True, exist_ok=True)
             (folder.checkpoints / f"{number:06d}").rename(orphans / "checkpoints" / f"{number:06d}")

@@ -14,8 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from trimtab.records import TrimtabError
+from trimtab.records import Json, TrimtabError
 from trimtab.store.durable import TEMP, disk_error, sync
+
+EVALUATION = "evaluation.json"  # beside the model in best/
 
 
 class RunFolder:
@@ -30,6 +32,7 @@ class RunFolder:
         rollouts/                                    every rollout, parquet
         checkpoints/NNNNNN/                          the state after NNNNNN consumed batches
         model/                                       the result, for transformers
+        best/                                        the best model of the evaluations during the run, and its evaluation.json
         report.html
         orphans/                                     records of batches that a resume took back
         lock                                         pid and host of the writer
@@ -48,6 +51,7 @@ class RunFolder:
         self.rollouts = path / "rollouts"
         self.checkpoints = path / "checkpoints"
         self.model = path / "model"
+        self.best = path / "best"
         self.report = path / "report.html"
         self.orphans = path / "orphans"
         self.lock = path / "lock"
@@ -102,6 +106,14 @@ class RunFolder:
     def logs(self) -> tuple[Path, ...]:
         """The append-only logs, which a resume cuts back to its checkpoint."""
         return (self.metrics, self.events, self.decisions, self.timeline, self.eval)
+
+    def evaluation_of_best(self) -> dict[str, Json] | None:
+        """What ``best/`` was found to be, with the ``batch`` it came after; None where there is none, or it is not on record."""
+        try:
+            row = json.loads((self.best / EVALUATION).read_bytes())
+        except (OSError, ValueError):  # a folder of before, or one that is half gone: it gives way to the next evaluation
+            return None
+        return row if isinstance(row, dict) and isinstance(row.get("batch"), int) else None
 
     def sync_logs(self) -> None:
         """Let the logs survive power loss up to here; called before a checkpoint is saved.

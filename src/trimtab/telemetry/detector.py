@@ -74,10 +74,10 @@ class Detector(ABC, Generic[Options_co]):
         values.append(value)
         return gone
 
-    def mean(self, window: str) -> float | None:
-        """Mean of a window, None until it is full."""
+    def mean(self, window: str, at_least: int | None = None) -> float | None:
+        """Mean of a window, None until it is full, or holds ``at_least`` values."""
         values = self._windows[window]
-        return statistics.fmean(values) if len(values) == values.maxlen else None
+        return statistics.fmean(values) if len(values) >= (values.maxlen or 0 if at_least is None else at_least) else None
 
     def total(self, window: str) -> float:
         """Sum of what a window holds, full or not."""

@@ -7,6 +7,7 @@ in one that died from a gradient spike, ESS fell last. Where a batch lacks a det
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 from trimtab.records import Json
 from trimtab.telemetry import options as opt
@@ -60,20 +61,22 @@ class RatioP99(Detector[opt.RatioP99Options]):
 
 
 class Truncation(Detector[opt.TruncationWatchOptions]):
-    """More and more rollouts run into the token limit."""
+    """Many rollouts run into the token limit, or more and more of them do. Many need no history: the first ``START`` batches show it."""
 
     name = "truncation"
+    START: ClassVar[int] = 3
 
     def examine(self, record: BatchRecord) -> Finding | None:
         o, rate = self.options, record.value("stop/truncated")
         if rate is None:
             return None
         self.push("recent", rate, o.window)
-        mean = self.mean("recent")
-        if mean is None:
-            return None
-        lowest = self.lowest("lowest", mean)
-        if mean <= lowest + o.rise:
+        so_far, mean = self.mean("recent", at_least=min(self.START, o.window)), self.mean("recent")
+        lowest = None if mean is None else self.lowest("lowest", mean)
+        if so_far is not None and so_far > o.limit:
+            remedy = "raise rollout.max_new_tokens, or see whether the policy still ends its responses"
+            return Finding(f"{so_far:.0%} of the rollouts ran into the token limit, above {o.limit:.0%}; {remedy}", {"mean": so_far})
+        if mean is None or lowest is None or mean <= lowest + o.rise:
             return None
         return Finding(f"{mean:.0%} of the rollouts ran into the token limit, up from {lowest:.0%}", {"mean": mean, "lowest": lowest})
 

@@ -143,3 +143,19 @@ def _json(value: Value) -> Json:
 def finite(x: float) -> float | None:
     """JSON has no NaN and no infinities."""
     return x if math.isfinite(x) else None
+
+
+def pair(value: Json) -> tuple[float, float] | None:
+    """A metric as stored, a number or ``[numerator, denominator]``, as numerator and denominator."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value), 1.0
+    if isinstance(value, list) and len(value) == 2:
+        n, d = (pair(x) for x in value)
+        return (n[0], d[0]) if n and d and d[0] else None
+    return None
+
+
+def number(value: Json) -> float | None:
+    """A metric as stored, as one number; None where there is none."""
+    found = pair(value)
+    return None if found is None else found[0] / found[1]

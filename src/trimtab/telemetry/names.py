@@ -121,7 +121,21 @@ _ALL = (
     Metric("pool/let_go_accuracy", "rate", MEAN, "share of their rollouts that the verifier called correct; beside accuracy/train"),
 )
 
+_OF_EVALUATIONS = (
+    Metric("eval/score", "reward", MEAN, "mean score on held-out prompts, of the responses with a verdict", UP),
+    Metric("eval/score_low", "reward", MEAN, "lower end of its 95 % interval over prompts"),
+    Metric("eval/score_high", "reward", MEAN, "upper end of its 95 % interval over prompts"),
+    Metric("eval/accuracy", "rate", MEAN, "share of them that the verifier called correct", UP),
+    Metric("eval/accuracy_low", "rate", MEAN, "lower end of its 95 % interval over prompts"),
+    Metric("eval/accuracy_high", "rate", MEAN, "upper end of its 95 % interval over prompts"),
+    Metric("eval/errors", "responses", SUM, "responses without a verdict: they are in no mean", DOWN),
+    Metric("eval/timeouts", "responses", SUM, "responses whose verifier ran out of time", DOWN),
+    Metric("eval/truncated", "rate", MEAN, "share of the responses cut off at the token limit", DOWN),
+    Metric("eval/length", "tokens", MEAN, "action tokens of a response"),
+)
+
 KNOWN: dict[str, Metric] = {m.name: m for m in _ALL}
+EVALUATED: dict[str, Metric] = {m.name: m for m in _OF_EVALUATIONS}  # of evaluations, which are no batches: in TensorBoard alone
 TIME_SHARES = tuple(name for name in KNOWN if name.startswith("time/"))
 METHOD_PREFIX = "method/"
 

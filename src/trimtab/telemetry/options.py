@@ -36,6 +36,7 @@ class RatioP99Options(WatchOptions):
 class TruncationWatchOptions(WatchOptions):
     window: int = Field(default=10, ge=1, description="batches averaged")
     rise: float = Field(default=0.1, gt=0, le=1, description="alarm this much above the lowest window so far")
+    limit: float = Field(default=0.5, gt=0, le=1, description="alarm above this share whatever it was before, from the first batches on")
 
 
 class LengthOptions(WatchOptions):

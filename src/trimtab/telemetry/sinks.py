@@ -4,6 +4,7 @@
 ``events.jsonl``    one :class:`~trimtab.telemetry.events.Event` a line
 ``decisions.jsonl`` one ``Decision`` a line, with its ``batch``
 ``timeline.jsonl``  one :class:`~trimtab.telemetry.clock.Interval` a line
+``eval.jsonl``      one :class:`~trimtab.telemetry.held_out.HeldOut` a line, with the ``batch`` it came after
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from typing import Protocol
 from trimtab.records import Decision, Json
 from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.events import Event, Severity
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord, finite
 from trimtab.telemetry.options import TelemetryOptions
 
-METRICS, EVENTS, DECISIONS, TIMELINE = "metrics.jsonl", "events.jsonl", "decisions.jsonl", "timeline.jsonl"
+METRICS, EVENTS, DECISIONS, TIMELINE, EVAL = "metrics.jsonl", "events.jsonl", "decisions.jsonl", "timeline.jsonl", "eval.jsonl"
 
 
 class Sink(Protocol):
@@ -29,6 +31,7 @@ class Sink(Protocol):
     def event(self, event: Event) -> None: ...
     def decisions(self, batch: int, decisions: Sequence[Decision]) -> None: ...
     def timeline(self, batch: int, intervals: Sequence[Interval]) -> None: ...
+    def evaluated(self, batch: int, when: str, found: HeldOut, seconds: float) -> None: ...
     def close(self) -> None: ...
 
 
@@ -40,11 +43,11 @@ class Log(Protocol):
 
 
 class JsonlSink:
-    """The four files of a run folder, each row with its ``batch``. What is not finite is written as null, and an event says so."""
+    """The files of a run folder, each row with its ``batch``. What is not finite is written as null, and an event says so."""
 
     def __init__(self, folder: Path, open_log: Callable[[Path], Log]) -> None:
-        self._metrics, self._events, self._decisions, self._timeline = (
-            open_log(folder / name) for name in (METRICS, EVENTS, DECISIONS, TIMELINE)
+        self._metrics, self._events, self._decisions, self._timeline, self._evals = (
+            open_log(folder / name) for name in (METRICS, EVENTS, DECISIONS, TIMELINE, EVAL)
         )
 
     def batch(self, record: BatchRecord) -> None:
@@ -64,8 +67,11 @@ class JsonlSink:
         for interval in intervals:
             self._timeline.append({"batch": batch} | interval.to_json())
 
+    def evaluated(self, batch: int, when: str, found: HeldOut, seconds: float) -> None:
+        self._evals.append({"batch": batch, "when": when, **found.to_json(), "seconds": seconds})
+
     def close(self) -> None:
-        for log in (self._events, self._decisions, self._timeline, self._metrics):
+        for log in (self._events, self._decisions, self._timeline, self._evals, self._metrics):
             log.close()
 
 
@@ -96,6 +102,10 @@ class FanOut:
     def timeline(self, batch: int, intervals: Sequence[Interval]) -> None:
         for sink in self._sinks:
             sink.timeline(batch, intervals)
+
+    def evaluated(self, batch: int, when: str, found: HeldOut, seconds: float) -> None:
+        for sink in self._sinks:
+            sink.evaluated(batch, when, found, seconds)
 
     def close(self) -> None:
         for sink in self._sinks:

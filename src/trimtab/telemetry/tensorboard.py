@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,12 +14,16 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from trimtab.records import Decision
 from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.events import Event
+from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
-from trimtab.telemetry.names import KNOWN
+from trimtab.telemetry.names import EVALUATED, KNOWN
 
 
 class TensorBoardSink:
-    """One scalar a metric, its meaning as description; events as counts under ``event/``. Decisions and timeline stay in JSONL."""
+    """One scalar a metric, its meaning as description; evaluations under ``eval/``; events as counts under ``event/``.
+
+    The step of an evaluation is the number of batches consumed before it. Decisions and timeline stay in JSONL.
+    """
 
     def __init__(self, folder: Path) -> None:
         # A batch is one queue entry; the queue is deep enough that a slow disk does not hold up the learner.
@@ -31,9 +36,10 @@ class TensorBoardSink:
 
     def _scalar(self, name: str, value: float) -> Summary.Value:
         scalar = Summary.Value(tag=name, simple_value=value)
-        if name in KNOWN and name not in self._described:
+        metric = KNOWN.get(name) or EVALUATED.get(name)
+        if metric is not None and name not in self._described:
             self._described.add(name)
-            scalar.metadata.CopyFrom(SummaryMetadata(summary_description=f"{KNOWN[name].meaning} [{KNOWN[name].unit}]"))
+            scalar.metadata.CopyFrom(SummaryMetadata(summary_description=f"{metric.meaning} [{metric.unit}]"))
         return scalar
 
     def batch(self, record: BatchRecord) -> None:
@@ -49,6 +55,22 @@ class TensorBoardSink:
 
     def timeline(self, batch: int, intervals: Sequence[Interval]) -> None:
         pass
+
+    def evaluated(self, batch: int, when: str, found: HeldOut, seconds: float) -> None:
+        values = {
+            "eval/score": found.score.mean,
+            "eval/score_low": found.score.low,
+            "eval/score_high": found.score.high,
+            "eval/accuracy": found.accuracy.mean,
+            "eval/accuracy_low": found.accuracy.low,
+            "eval/accuracy_high": found.accuracy.high,
+            "eval/errors": found.errors,
+            "eval/timeouts": found.timeouts,
+            "eval/truncated": found.truncated,
+            "eval/length": found.length,
+        }
+        values |= {f"eval/pass_at_{k}": share for k, share in found.pass_at.items()}
+        self._write(batch, [self._scalar(name, x) for name, x in values.items() if x is not None and math.isfinite(x)])
 
     def close(self) -> None:
         self._writer.close()

@@ -237,7 +237,8 @@ def test_eval_of_a_run_is_the_runs_own_evaluation(finished: Finished) -> None:
     before = json.loads(cli("eval", finished.file, "--json").out)
     assert before["accuracy"] == summary(finished.run)["accuracy_before"]
     other = cli("eval", finished.run, "--model", finished.home / "model")
-    assert f"{finished.home / 'model'}: accuracy {before['accuracy']:.3f} on 8 held-out prompts" in other.out
+    interval = f"[{before['accuracy_low']:.3f}, {before['accuracy_high']:.3f}]"
+    assert f"{finished.home / 'model'}: held-out accuracy {before['accuracy']:.3f} {interval} on 8 prompts" in other.out
 
 
 def test_eval_of_a_run_that_has_not_ended(finished: Finished, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from support.laboratory import run
 from trimtab.lab import figures
 from trimtab.lab.drawing import draw
 from trimtab.lab.drawing.material import Material
-from trimtab.lab.measures import CellRun, Crosses, HeldOut
+from trimtab.lab.measures import CellRun, Crosses, HeldOutMeasure
 from trimtab.lab.results import CellName, Results
 from trimtab.report import style
 
@@ -25,7 +25,7 @@ A = "accuracy/train"
 def material(runs: Mapping[str, Sequence[CellRun]], cells: Sequence[CellName], never: Collection[tuple[str, int]] = ()) -> Material:
     """``never``: cells and seeds without the measure ``final``; the others have 0.5, 0.6, ..."""
     fell = Crosses(kind="crosses", metric=A, below=0.5, times="best", label="fall")
-    measures = {"final": HeldOut(kind="held_out", label="held-out"), "fell": fell}
+    measures = {"final": HeldOutMeasure(kind="held_out", label="held-out"), "fell": fell}
     found = [(c.name, s) for c in cells for s in range(len(runs.get(c.name, ())))]
     values = {at: {"final": math.nan if at in never else 0.5 + at[1] / 10, "fell": math.nan} for at in found}
     return Material(

@@ -47,7 +47,7 @@ def test_reductions(values: list[float | None], window: int, first: int) -> None
     def same(found: float, wanted: float) -> None:
         assert found == pytest.approx(wanted, nan_ok=True)
 
-    same(m.Mean(kind="mean", metric=A, first=first).of(r), known.mean() if len(known) else math.nan)
+    same(m.MeanMeasure(kind="mean", metric=A, first=first).of(r), known.mean() if len(known) else math.nan)
     same(m.Lowest(kind="lowest", metric=A, window=window, first=first).of(r), k.min() if len(k) else math.nan)
     same(m.Highest(kind="highest", metric=A, window=window, first=first).of(r), k.max() if len(k) else math.nan)
     same(m.Quantile(kind="quantile", metric=A, q=0.3, first=first).of(r), np.quantile(known, 0.3) if len(known) else math.nan)
@@ -62,12 +62,12 @@ def test_reductions(values: list[float | None], window: int, first: int) -> None
 def test_the_end_of_a_run() -> None:
     r = run({A: [0.0, 0.1, 0.2, None, 0.4]}, summary=SUMMARY)
     assert m.Last(kind="last", metric=A, batches=3).of(r) == pytest.approx(0.3)
-    assert m.Mean(kind="mean", metric=A, first=-2).of(r) == pytest.approx(0.4)
-    assert m.Mean(kind="mean", metric=A, end=2).of(r) == pytest.approx(0.05)
-    assert m.HeldOut(kind="held_out").of(r) == 0.9
-    assert m.HeldOut(kind="held_out", when="before").of(r) == 0.2
+    assert m.MeanMeasure(kind="mean", metric=A, first=-2).of(r) == pytest.approx(0.4)
+    assert m.MeanMeasure(kind="mean", metric=A, end=2).of(r) == pytest.approx(0.05)
+    assert m.HeldOutMeasure(kind="held_out").of(r) == 0.9
+    assert m.HeldOutMeasure(kind="held_out", when="before").of(r) == 0.2
     assert m.OfSummary(kind="summary", what="mean_age").of(r) == 1.5
-    assert math.isnan(m.HeldOut(kind="held_out").of(run({A: [1.0]})))
+    assert math.isnan(m.HeldOutMeasure(kind="held_out").of(run({A: [1.0]})))
     assert math.isnan(m.OfSummary(kind="summary", what="wall_s").of(run({A: [1.0]})))
 
 
@@ -120,19 +120,19 @@ def test_batches_counted_from_when_they_were_sampled() -> None:
     """At lag 2 the trained policy's own rollouts begin with batch 2."""
     r = run({A: [0.0, 0.0, 0.2, 0.4, 0.6, 0.8]}, lag=2)
     assert series.lag(r) == 2
-    assert m.Mean(kind="mean", metric=A, sampled=True, first=1, end=3).of(r) == pytest.approx(0.5)
+    assert m.MeanMeasure(kind="mean", metric=A, sampled=True, first=1, end=3).of(r) == pytest.approx(0.5)
     assert m.Crosses(kind="crosses", metric=A, sampled=True, first=1, above=0.5).of(r) == 4
     assert m.Crosses(kind="crosses", metric=A, sampled=True, first=-2, above=0.7).of(r) == 5
     short = run({A: [0.5]}, lag=2)
-    assert math.isnan(m.Mean(kind="mean", metric=A, sampled=True).of(short))
-    assert m.Mean(kind="mean", metric=A, sampled=True).of(run({A: [0.5]})) == 0.5
+    assert math.isnan(m.MeanMeasure(kind="mean", metric=A, sampled=True).of(short))
+    assert m.MeanMeasure(kind="mean", metric=A, sampled=True).of(run({A: [0.5]})) == 0.5
 
 
 def test_what_no_run_has_is_told() -> None:
     measures: dict[str, m.Measure] = {
-        "seen": m.Mean(kind="mean", metric="method/gac/cosine"),
+        "seen": m.MeanMeasure(kind="mean", metric="method/gac/cosine"),
         "misspelled": m.Highest(kind="highest", metric="method/gac/cosin"),
-        "before": m.HeldOut(kind="held_out"),
+        "before": m.HeldOutMeasure(kind="held_out"),
         "fell": m.Crosses(kind="crosses", metric=A, below=0.5),
         "left": m.Value(kind="value", key="rate"),
         "not_left": m.Value(kind="value", key="rte"),

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from trimtab.records import Decision
+from trimtab.records import Decision, Outcome
 from trimtab.report.summary import Summary
 from trimtab.store.durable import write_atomic
 from trimtab.store.jsonl import JsonLines
 from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.detectors import Detectors
+from trimtab.telemetry.held_out import Answer, HeldOut, summarize
 from trimtab.telemetry.metrics import BatchRecord, Metrics
 from trimtab.telemetry.options import DetectorOptions, TelemetryOptions
 from trimtab.telemetry.sinks import open_sinks
@@ -34,6 +36,18 @@ weight_decay = 0.1
 """
 
 
+def held_out(correct: int, rows: int = 512, *, score: float = 1.0, failed: int = 0, version: int = 0) -> HeldOut:
+    """``rows`` prompts: ``correct`` of them with ``score`` (below 1 a graded one), the rest with 0, the last ``failed`` with none."""
+    outcome = Outcome.CORRECT if score >= 1 else Outcome.WRONG
+    answers = [
+        Answer(prompt=i, score=score if i < correct else 0.0, outcome=outcome if i < correct else Outcome.WRONG, length=9, truncated=False)
+        for i in range(rows - failed)
+    ]
+    counts = Counter([a.outcome.value for a in answers] + failed * ["error"])
+    found = summarize(answers, counts, version=version, rows=rows, samples=1, threshold=1.0, error="KeyError: 'x'" if failed else "")
+    return found.judged(0.1)
+
+
 def write_run(folder: Path, batches: int = 400, seed: int = 0, collapse: bool = False, lr: float = 3e-4) -> Path:
     """Healthy, or (``collapse``) healthy until 55 % of the batches and then as sequence-TIS collapses under lag."""
     folder.mkdir(parents=True)
@@ -43,7 +57,6 @@ def write_run(folder: Path, batches: int = 400, seed: int = 0, collapse: bool = 
     (folder / "config.toml").write_text(CONFIG.format(seed=seed, batches=batches, methods=listed, lr=lr))
     sinks = open_sinks(folder, TelemetryOptions(), JsonLines)
     detectors = Detectors(DetectorOptions())
-    evals = JsonLines(folder / "eval.jsonl")
     now, applied, spanning_all, max_age, age_sum = 0.0, 0, 0.0, 0, 0.0
     for batch in range(batches):
         fall = 1 / (1 + math.exp(-(batch - 0.62 * batches) / (0.015 * batches))) if collapse else 0.0
@@ -154,15 +167,13 @@ def write_run(folder: Path, batches: int = 400, seed: int = 0, collapse: bool = 
         sinks.batch(record)
         if batch % max(1, batches // 8) == 0:
             share = float(np.clip(accuracy + 0.02, 0, 1))
-            evals.append({"batch": batch, "version": applied, "time": now, "accuracy": [round(512 * share), 512]})
+            sinks.evaluated(batch, "during", held_out(round(512 * share), version=applied), 1.0)
         applied += not skipped
         spanning_all += spanning
         max_age, age_sum = max(max_age, int(versions.max())), age_sum + float(versions.mean())
     sinks.close()
-    evals.close()
     Summary(
-        accuracy_before=0.19,
-        accuracy_after=round(accuracy, 3),
+        **Summary.evaluations(held_out(97), held_out(round(512 * accuracy), version=applied), None),
         batches=batches,
         applied=applied,
         skipped=batches - applied,

@@ -11,7 +11,7 @@ from support.tiny import tiny_policy
 from trimtab.engines.checkpoint import Policy
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.records import TrimtabError
-from trimtab.rollout.options import RolloutOptions
+from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.sampler import Sampler, make_renderer
 from trimtab.tasks.options import JsonlOptions, VerifierOptions
 
@@ -52,7 +52,7 @@ def test_evaluation_takes_the_rows_there_are(tmp_path: Path) -> None:
         seed=0,
     )
     try:
-        assert sampler.evaluate(512, seed=0).rows == 3
-        assert sampler.evaluate(2, seed=0).rows == 2
+        assert sampler.evaluate(EvalOptions()).rows == 3
+        assert sampler.evaluate(EvalOptions(prompts=2)).rows == 2
     finally:
         sampler.close()

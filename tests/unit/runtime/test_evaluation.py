@@ -12,13 +12,14 @@ import pytest
 
 from support.tiny import tiny_policy
 from trimtab.config.run import EvalOptions
-from trimtab.records import StoppedByRule, TrimtabError, Version
+from trimtab.records import Outcome, StoppedByRule, TrimtabError, Version
 from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Broken, Evaluate, Evaluated
-from trimtab.runtime.evaluation import AT_ONCE, Evaluations
+from trimtab.runtime.evaluation import AT_ONCE, Evaluations, best_of
 from trimtab.runtime.session import Session
 from trimtab.store.run_folder import RunFolder
 from trimtab.telemetry.clock import Clock
+from trimtab.telemetry.held_out import Answer, HeldOut, summarize
 
 
 class Evaluator:
@@ -36,10 +37,14 @@ class Evaluator:
         assert (Path(message.folder) / "config.json").exists()
         self.asked.append(message.batch)
 
-    def answer(self, batch: int, version: int, accuracy: float) -> None:
-        self.said.append(
-            Evaluated(batch=batch, version=version, accuracy=accuracy, score=0.0, truncated=0.0, length=1.0, rows=4, seconds=0.1)
-        )
+    def answer(self, batch: int, version: int, correct: float, score: float = 0.5, failed: int = 0) -> None:
+        """An evaluation of 100 prompts: the share ``correct`` of those that did not fail, each of them with ``score``."""
+        n = 100 - failed
+        outcomes = [Outcome.CORRECT] * round(correct * n) + [Outcome.WRONG] * (n - round(correct * n))
+        answers = [Answer(prompt=i, score=score, outcome=o, length=1, truncated=False) for i, o in enumerate(outcomes)]
+        counts = {"error": failed}
+        found = summarize(answers, counts, version=version, rows=100, samples=1, threshold=1.0, error="")
+        self.said.append(Evaluated(batch, found.judged(0.1), 0.1))
 
     def messages(self, seconds: float = 0.0) -> Iterator[object]:
         while self.said:
@@ -73,16 +78,15 @@ class World:
             consumed=0,
             version=Version(0, 0),
             clock=Clock(),
-            accuracy={},
             evaluated=self._record,
         )
         self.restarts = restarts
 
-    def _record(self, name: str, batch: int, version: int, accuracy: float, extra: object) -> None:
-        assert name == "during"
-        self.rows.append((batch, version, accuracy))
+    def _record(self, when: str, batch: int, found: HeldOut, seconds: float) -> None:
+        assert when == "during"
+        self.rows.append((batch, found.version, found.accuracy.mean))
         with open(self.folder.eval, "a") as file:
-            file.write(json.dumps({"batch": batch, "when": name}) + "\n")
+            file.write(json.dumps({"batch": batch, "when": when}) + "\n")
 
     def start(self, consumed: int = 0) -> Evaluations:
         self.session.consumed = consumed
@@ -96,6 +100,20 @@ class World:
     def batch(self, evaluations: Evaluations, number: int) -> None:
         self.session.consumed, self.session.version = number, Version(0, number - 1)
         evaluations.after_batch()
+
+    def kept(self, *answers: tuple[float, float, int]) -> int | None:
+        """Ask as often as there are answers (correct, score, failed); the batch whose model is kept in the end."""
+        evaluations = self.start()
+        for i, (correct, score, failed) in enumerate(answers, start=1):
+            self.batch(evaluations, 2 * i)
+            self.evaluators[0].answer(2 * i, 2 * i - 1, correct, score, failed)
+            self.batch(evaluations, 2 * i + 1)
+        evaluations.close()
+        return self.best()
+
+    def best(self) -> int | None:
+        found = best_of(self.folder)
+        return None if found is None else found[0]
 
     def open(self) -> list[str]:
         return sorted(p.name for p in (self.folder.path / "eval").glob("*")) if (self.folder.path / "eval").exists() else []
@@ -113,14 +131,43 @@ def test_it_asks_when_due_and_keeps_the_best(world: World) -> None:
     [evaluator] = world.evaluators
     assert evaluator.asked == [2, 4, 6]
     for batch, accuracy in ((2, 0.25), (4, 0.75), (6, 0.5)):
-        evaluator.answer(batch, batch - 1, accuracy)
+        evaluator.answer(batch, batch - 1, accuracy, score=accuracy)
     evaluations.finish()
     assert world.rows == [(2, 1, 0.25), (4, 3, 0.75), (6, 5, 0.5)]
-    assert world.session.accuracy == {"best": 0.75}
+    assert world.best() == 4
     assert (world.folder.path / "best" / "config.json").exists()
     evaluations.close()
     assert evaluator.killed
     assert not (world.folder.path / "eval").exists()
+
+
+def test_the_best_is_by_score_and_of_equals_the_later_one(world: World) -> None:
+    """Issue 9.6: scores rose from .15 to .71, no response was ever correct, and the first evaluation was kept."""
+    assert world.kept((0.0, 0.15, 0), (0.0, 0.71, 0), (0.0, 0.4, 0)) == 4
+
+
+def test_of_equals_the_later_one_is_kept(world: World) -> None:
+    assert world.kept((0.0, 0.5, 0), (0.0, 0.5, 0), (0.0, 0.4, 0)) == 4
+
+
+def test_the_best_may_be_by_accuracy(tmp_path: Path) -> None:
+    assert World(tmp_path / "a", best_by="accuracy").kept((0.5, 0.2, 0), (0.25, 0.9, 0)) == 2
+    assert World(tmp_path / "b", best_by="score").kept((0.5, 0.2, 0), (0.25, 0.9, 0)) == 4
+    assert World(tmp_path / "c", keep_best=False).kept((0.5, 0.2, 0)) is None
+
+
+def test_an_evaluation_that_is_not_believed_is_never_the_best(world: World) -> None:
+    """Issue 9.9: the eleven responses that the reward did not fail on were all correct."""
+    assert world.kept((0.5, 0.5, 10), (1.0, 1.0, 89)) == 2
+
+
+def test_the_best_is_on_record_beside_the_model_and_survives_a_resume(world: World) -> None:
+    assert world.kept((0.0, 0.5, 0)) == 2
+    found = best_of(world.folder)
+    assert found is not None
+    assert (found[1].score.mean, found[1].version) == (0.5, 1)
+    again = World(world.folder.path)
+    assert again.kept((0.0, 0.4, 0)) == 2
 
 
 def test_the_last_batch_is_evaluated_by_the_run_itself(world: World) -> None:

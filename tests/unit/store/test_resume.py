@@ -1,5 +1,6 @@
 """After a resume the run folder looks as it did at the checkpoint, and nothing was thrown away."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from trimtab.store.checkpoint import numbers, save
 from trimtab.store.jsonl import JsonLines, read_jsonl
 from trimtab.store.resume import prepare_resume
 from trimtab.store.rollout_log import RolloutLog, read
-from trimtab.store.run_folder import RunFolder
+from trimtab.store.run_folder import EVALUATION, RunFolder
 
 
 def run(folder: RunFolder, first: int, last: int, make_group, every: int = 4) -> None:
@@ -66,6 +67,18 @@ def test_the_evaluation_of_the_restored_weights_stays(folder: RunFolder, make_gr
     with RunFolder.open(folder.path) as again:
         assert prepare_resume(again).number == 4
     assert [r["batch"] for r in read_jsonl(folder.eval)] == [0, 4]
+
+
+@pytest.mark.parametrize(("batch", "stays"), [(4, True), (6, False)])
+def test_a_best_model_of_weights_that_were_taken_back_goes_to_the_orphans(folder: RunFolder, make_group, batch: int, stays: bool) -> None:
+    run(folder, 0, 7, make_group)
+    folder.best.mkdir()
+    (folder.best / EVALUATION).write_text(json.dumps({"batch": batch, "accuracy": 0.5}))
+    with RunFolder.open(folder.path) as again:
+        point = prepare_resume(again)
+    assert point.number == 4
+    assert folder.best.exists() is stays
+    assert (point.orphans / "best" / EVALUATION).exists() is not stays
 
 
 def test_a_clean_stop_moves_nothing(folder: RunFolder, make_group) -> None:

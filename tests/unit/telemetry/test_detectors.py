@@ -10,7 +10,7 @@ import pytest
 from trimtab.telemetry.detectors import Detectors
 from trimtab.telemetry.events import Severity
 from trimtab.telemetry.metrics import BatchRecord
-from trimtab.telemetry.options import DetectorOptions, EssOptions, LengthOptions
+from trimtab.telemetry.options import DetectorOptions, EssOptions, LengthOptions, TruncationWatchOptions
 from trimtab.telemetry.reducers import Rate
 
 TRACES = json.loads((Path(__file__).parent / "traces.json").read_text())
@@ -160,6 +160,7 @@ def test_collapse_into_never_stopping_is_seen_although_ess_stays_near_one():
         ("kl", "kl/k3", lambda t: np.where(t < 120, 0.002, 0.05)),  # a jump below the limit
         ("length", "length/mean", lambda t: np.where(t < 120, 200.0, 60.0)),
         ("truncation", "stop/truncated", lambda t: 0.02 + t / 400),  # a slow rise adds up
+        ("truncation", "stop/truncated", lambda t: 0.99 + 0 * t),  # no change at all
         ("norm_spike", "grad/raw_norm", lambda t: np.where(t == 120, 0.6, 0.1)),
         ("nonfinite", "grad/norm", lambda t: np.where(t == 120, math.nan, 0.1)),
         ("standstill", "step/moved", lambda t: np.where(t < 120, 0.01, 5e-5)),  # published weights; the masters move
@@ -173,6 +174,17 @@ def test_each_detector_fires_on_its_signal_alone_and_shows_the_numbers(name, met
         assert event.message
         assert event.evidence
         assert event.severity is Severity.WARN
+
+
+def test_truncation_from_the_start_is_said_in_the_first_batches():
+    """Issue 9.8: 99 % of the responses were cut off from the first batch to the last, and nothing was raised."""
+    (event,) = watch(steady(**{"stop/truncated": lambda t: 0.99 + 0 * t}))
+    assert event.batch == 2
+    assert event.message.startswith("99% of the rollouts ran into the token limit, above 50%; raise rollout.max_new_tokens")
+    assert watch(steady(**{"stop/truncated": lambda t: 0.49 + 0 * t})) == []
+    assert (
+        len(watch(steady(**{"stop/truncated": lambda t: 0.49 + 0 * t}), DetectorOptions(truncation=TruncationWatchOptions(limit=0.4)))) == 1
+    )
 
 
 def test_entropy_that_falls_while_reward_is_at_its_best_is_learning():

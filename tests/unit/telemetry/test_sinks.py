@@ -7,10 +7,11 @@ import sys
 
 import pytest
 
-from trimtab.records import Decision
+from trimtab.records import Decision, Outcome
 from trimtab.store.jsonl import JsonLines
 from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.events import Event, Severity
+from trimtab.telemetry.held_out import Answer, summarize
 from trimtab.telemetry.metrics import BatchRecord
 from trimtab.telemetry.options import TelemetryOptions
 from trimtab.telemetry.reducers import Rate
@@ -69,12 +70,21 @@ def test_tensorboard_shows_the_finite_numbers(tmp_path):
     for batch in range(3):
         sinks.batch(record(batch, **{"reward/mean": Rate(batch, 4), "grad/norm": math.nan if batch == 1 else 2.0}))
     sinks.event(Event(name="kl", severity=Severity.WARN, batch=2, message="far"))
+    answers = [Answer(prompt=i // 2, score=0.4 * (i % 2), outcome=Outcome.WRONG, length=7, truncated=False) for i in range(8)]
+    found = summarize(answers, {"error": 2, "timeout": 1}, version=1, rows=5, samples=2, threshold=1.0, error="KeyError")
+    sinks.evaluated(3, "during", found, 1.5)
     sinks.close()
+    [row] = lines(tmp_path / "eval.jsonl")
+    assert (row["batch"], row["when"], row["score"], row["accuracy"], row["errors"], row["timeouts"]) == (3, "during", 0.2, 0.0, 2, 1)
     accumulator = EventAccumulator(str(tmp_path / "tensorboard"))
     accumulator.Reload()
     assert [(e.step, e.value) for e in accumulator.Scalars("reward/mean")] == [(0, 0.0), (1, 0.25), (2, 0.5)]
     assert [e.step for e in accumulator.Scalars("grad/norm")] == [0, 2]
     assert [(e.step, e.value) for e in accumulator.Scalars("event/kl")] == [(2, 1.0)]
+    shown = {"score": 0.2, "accuracy": 0.0, "errors": 2, "timeouts": 1, "pass_at_2": 0.0, "length": 7, "accuracy_low": 0.0}
+    for name, value in shown.items():
+        assert [(e.step, e.value) for e in accumulator.Scalars(f"eval/{name}")] == [(3, pytest.approx(value))]
+    assert "held-out" in accumulator.SummaryMetadata("eval/score").summary_description
     assert "reward" in accumulator.SummaryMetadata("reward/mean").summary_description
 
 

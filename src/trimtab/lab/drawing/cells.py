@@ -10,7 +10,7 @@ import numpy as np
 from trimtab.lab import figures as spec
 from trimtab.lab.drawing.material import CHARACTER, WIDTH, Look, Material, head, top_of
 from trimtab.lab.results import CellName
-from trimtab.report import style
+from trimtab.report import palette, style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -81,7 +81,7 @@ def _scale(ax: Axes, low: float | None, high: float | None) -> None:
 
 
 def _axis_title(ax: Axes, title: str) -> None:
-    ax.set_title(title, loc="left", fontsize=8.5, color=style.INK, pad=6)
+    ax.set_title(title, loc="left", fontsize=8.5, color=palette.INK, pad=6)
 
 
 def bars(figure: spec.Bars, m: Material) -> Figure | None:
@@ -104,7 +104,7 @@ def bars(figure: spec.Bars, m: Material) -> Figure | None:
     for title, members in blocks.items():
         if title:
             ax.annotate(title, (0, y), (-6, 0), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right", va="center",
-                        fontsize=8, fontweight="bold", color=style.INK)  # fmt: skip
+                        fontsize=8, fontweight="bold", color=palette.INK)  # fmt: skip
             y += 1
         for c in members:
             values, color = m.numbers(c, figure.measure), m.of_arm(c.arm).color
@@ -148,7 +148,7 @@ def heat(figure: spec.Heat, m: Material) -> Figure | None:
     axes = drawn.subplots(1, len(tables), squeeze=False, sharey=True)[0]
     drawn.subplots_adjust(left / WIDTH, 0.42 / height, 0.985, 1 - top / height, wspace=0.06)
     low, high = min(means.values()), max(means.values())
-    colors = LinearSegmentedColormap.from_list("blue", ["#ffffff", style.BLUE])
+    colors = LinearSegmentedColormap.from_list("blue", [palette.PAGE, palette.BLUE])
     for ax, (table, title) in zip(axes, tables, strict=True):
         grid = np.full((len(rows), len(columns)), np.nan)
         for c in cells:
@@ -157,7 +157,7 @@ def heat(figure: spec.Heat, m: Material) -> Figure | None:
                 grid[i, j] = means.get(c.name, np.nan)
                 said = [style.short(means[c.name])] if c.name in means else []
                 text = "\n".join([*said, *([told] if (told := m.lacking(c, figure.measure)) else [])])
-                ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=style.INK)
+                ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=palette.ON_COLOR)
         ax.pcolormesh(
             grid, cmap=colors, vmin=low - 0.15 * (high - low or 1), vmax=high + 0.3 * (high - low or 1), edgecolor="white", lw=1.5
         )

@@ -12,7 +12,7 @@ from trimtab.lab.drawing.material import CHARACTER, WIDTH, Look, Material, head,
 from trimtab.lab.measures import Alarm, CellRun, Crosses
 from trimtab.lab.results import CellName
 from trimtab.lab.series import seconds, so_far
-from trimtab.report import style
+from trimtab.report import palette, style
 from trimtab.report.style import F64
 from trimtab.telemetry.names import KNOWN
 
@@ -100,11 +100,11 @@ def _panel(
         low, high = ax.get_ylim()
         ax.set_ylim(min(0.0, low) if panel.low is None else panel.low, high if panel.high is None else panel.high)
     if figure.align is not None:
-        ax.axvline(0, color=style.GRAY, lw=0.8, ls=":")
+        ax.axvline(0, color=palette.GRAY, lw=0.8, ls=":")
     title = panel.title or panel.metric
-    ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=style.INK, pad=15)
+    ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=palette.INK, pad=15)
     meaning = panel.note or (KNOWN[panel.metric].meaning if panel.metric in KNOWN else "")
-    ax.annotate(meaning, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=style.GRAY)
+    ax.annotate(meaning, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=palette.GRAY)
     style.label_ends(ax, ends)
 
 

@@ -11,7 +11,7 @@ from trimtab.lab import figures as spec
 from trimtab.lab.measures import CellRun, Measure
 from trimtab.lab.options import Scalar
 from trimtab.lab.results import CellName, Results
-from trimtab.report import style
+from trimtab.report import palette, style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -79,9 +79,9 @@ def head(drawn: Figure, figure: spec.Figure, note: str = "") -> None:
     """Title and note, in the margin that ``canvas`` left at the top."""
     width, height = drawn.get_size_inches()
     x = style.LEFT / width
-    drawn.text(x, 1 - 0.3 / height, figure.title, fontsize=12, fontweight="bold", color=style.INK)
+    drawn.text(x, 1 - 0.3 / height, figure.title, fontsize=12, fontweight="bold", color=palette.INK)
     text = " ".join(part for part in (figure.note, note) if part)
-    drawn.text(x, 1 - 0.5 / height, _wrapped(text, int((width - style.LEFT) / 0.066)), fontsize=8, color=style.GRAY, va="top")
+    drawn.text(x, 1 - 0.5 / height, _wrapped(text, int((width - style.LEFT) / 0.066)), fontsize=8, color=palette.GRAY, va="top")
 
 
 def _wrapped(text: str, letters: int) -> str:
