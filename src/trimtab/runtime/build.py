@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from trimtab.config.models import model_folder
 from trimtab.config.run import LockstepOptions, RunConfig
 from trimtab.control.protocol import AcceptMethod, Need
-from trimtab.engines.checkpoint import Policy, check_folder, load_policy
+from trimtab.engines.checkpoint import Policy, load_policy
+from trimtab.engines.folder import check_folder
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.learner.critic import Told, make_critic
 from trimtab.learner.passes import PackedModel

@@ -13,7 +13,8 @@ from safetensors.torch import load_file, save_file
 from tests.support.tiny import tiny_folder, tiny_policy
 from transformers import AutoModelForCausalLM
 
-from trimtab.engines.checkpoint import Policy, check_folder, load_policy, save_policy
+from trimtab.engines.checkpoint import Policy, load_policy, save_policy
+from trimtab.engines.folder import check_folder
 from trimtab.engines.kv import install
 from trimtab.records import TrimtabError
 
