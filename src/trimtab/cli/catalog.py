@@ -44,7 +44,9 @@ def methods(name: str | None, as_json: bool) -> None:
     bundle = BUNDLES.get(name or "", ())
     chosen = names() if name is None else [str(item["name"]) for item in bundle] or [name]
     if as_json:
-        print(json.dumps({"methods": [row(n) for n in chosen]}, indent=1))
+        listed = BUNDLES if name is None else {name: bundle} if bundle else {}
+        bundles = [{"name": n, "methods": [dict(item) for item in listed[n]]} for n in sorted(listed)]
+        print(json.dumps({"methods": [row(n) for n in chosen], "bundles": bundles}, indent=1))
     elif name is None:
         _list(chosen)
     else:

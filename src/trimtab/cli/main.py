@@ -14,7 +14,6 @@ from trimtab.records import TrimtabError
 app = typer.Typer(
     help="Asynchronous RL post-training of language models that stays stable when rollouts are stale.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -23,6 +22,23 @@ app.add_typer(config_app, name="config")
 lab_app = typer.Typer(help="The laboratory: claims of the field as experiments, with verdicts from data.", no_args_is_help=True)
 app.add_typer(lab_app, name="lab")
 
+
+def _version(asked: bool) -> None:
+    if asked:
+        from trimtab import __version__
+
+        print(f"trimtab {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[bool, typer.Option("--version", help="print the version", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Asynchronous RL post-training of language models that stays stable when rollouts are stale."""
+
+
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="no progress: only what went wrong, and the closing lines")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="key=value overrides, such as learner.batches=100", metavar="KEY=VALUE")]
 Run = Annotated[Path, typer.Argument(help="a run folder, such as runs/quickstart", metavar="RUN")]
 Experiment = Annotated[str, typer.Argument(help="an experiment's name, or your own .toml file", metavar="NAME|FILE")]
@@ -37,6 +53,7 @@ def train(
     sync: Annotated[bool, typer.Option("--sync", help="the synchronous run: lockstep with lag 0")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print plan, memory and predicted ceiling, train nothing")] = False,
     runs: Annotated[Path, typer.Option("--runs", help="folder that run folders go into")] = Path("runs"),
+    quiet: Quiet = False,
 ) -> None:
     """Train from a configuration; prints the run folder and the report's path at the end."""
     from trimtab.cli.training import dry_run as show_plan
@@ -45,26 +62,28 @@ def train(
     if dry_run:
         show_plan(source, overrides or [], sync)
     else:
-        raise typer.Exit(run(source, overrides or [], sync, runs))
+        raise typer.Exit(run(source, overrides or [], sync, runs, quiet))
 
 
 @app.command()
-def resume(run: Run, overrides: Overrides = None) -> None:
+def resume(run: Run, overrides: Overrides = None, quiet: Quiet = False) -> None:
     """Go on with a run from its newest checkpoint; batches=800 trains longer."""
     from trimtab.cli.training import resume as go_on
 
-    raise typer.Exit(go_on(run, overrides or []))
+    raise typer.Exit(go_on(run, overrides or [], quiet))
 
 
 @app.command()
 def init(
     path: Annotated[Path, typer.Argument(help="file to write", metavar="FILE")] = Path("trimtab.toml"),
-    model: Annotated[str, typer.Option(help="your model folder")] = "path/to/model",
+    model: Annotated[str, typer.Option(help="your model folder; the learning rate is chosen by its size")] = "path/to/model",
+    prompts: Annotated[str, typer.Option(help="your prompts, one JSON object a line")] = "prompts.jsonl",
+    reward: Annotated[str, typer.Option(help="your reward, module:function")] = "my_reward:score",
 ) -> None:
     """Write a commented starter file for your own model, prompts and reward."""
     from trimtab.cli.starter import write_starter
 
-    write_starter(path, model)
+    write_starter(path, model, prompts, reward)
 
 
 @app.command()
@@ -200,14 +219,15 @@ def config_show(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], o
 
 
 @config_app.command("check")
-def config_check(source: Annotated[str, typer.Argument(metavar="FILE|PRESET")], overrides: Overrides = None) -> None:
-    """Say whether a configuration is sound, without loading a model."""
-    from trimtab.config.load import load
+def config_check(
+    source: Annotated[str, typer.Argument(metavar="FILE|PRESET")],
+    overrides: Overrides = None,
+    deep: Annotated[bool, typer.Option("--deep", help="also load model, rows and reward, as a run would")] = False,
+) -> None:
+    """Say whether a configuration is sound, and whether model, rows and reward that it names are there; loads no model."""
+    from trimtab.cli.checking import check
 
-    config = load(source, overrides or [])
-    config.require_extras()
-    names = ", ".join(m.name for m in config.chain().methods)
-    print(f"{source} is sound: {config.learner.batches} batches, {config.runtime.kind}, methods {names}")
+    check(source, overrides or [], deep)
 
 
 @lab_app.command("list")

@@ -41,9 +41,9 @@ SHOWN = (
 class Progress:
     """An observer of the session, and the context it is shown in. Silent until the run has begun: what cannot begin is one sentence."""
 
-    def __init__(self, config: RunConfig, path: Path) -> None:
+    def __init__(self, config: RunConfig, path: Path, quiet: bool = False) -> None:
         self._config, self._path = config, path
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, quiet=quiet)
         self._recent: deque[BatchRecord] = deque(maxlen=WINDOW)
         self._waiting, self._held_out = "", ""
         self._events: deque[str] = deque(maxlen=3)

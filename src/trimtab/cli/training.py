@@ -44,7 +44,7 @@ def _folder(runs: Path, config: RunConfig, named: bool) -> Path:
     return path
 
 
-def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
+def train(source: str, overrides: Sequence[str], sync: bool, runs: Path, quiet: bool = False) -> int:
     """Run it; the exit code."""
     from trimtab.cli.progress import Progress
 
@@ -53,12 +53,12 @@ def train(source: str, overrides: Sequence[str], sync: bool, runs: Path) -> int:
     _one_thread()
     from trimtab.runtime.run import start
 
-    with _pointing_at(path), Progress(config, path) as progress:
+    with _pointing_at(path), Progress(config, path, quiet) as progress:
         summary = start(config, path, progress)
     return _end(path, summary)
 
 
-def resume(path: Path, overrides: Sequence[str]) -> int:
+def resume(path: Path, overrides: Sequence[str], quiet: bool = False) -> int:
     """Go on; the exit code."""
     from trimtab.cli.progress import Progress
 
@@ -68,7 +68,7 @@ def resume(path: Path, overrides: Sequence[str]) -> int:
     from trimtab.runtime.run import resume as go_on
 
     config = changed(table, overrides)
-    with _pointing_at(path), Progress(config, path) as progress:
+    with _pointing_at(path), Progress(config, path, quiet) as progress:
         summary = go_on(path, overrides, progress)
     return _end(path, summary)
 

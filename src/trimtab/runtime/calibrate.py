@@ -23,13 +23,10 @@ from trimtab.methods.gac import GAC
 from trimtab.records import Json, TrimtabError
 from trimtab.runtime.build import build
 from trimtab.runtime.lockstep import Lockstep
-from trimtab.runtime.session import Session
+from trimtab.runtime.session import Nobody, Session
 from trimtab.runtime.snapshots import Snapshots
 from trimtab.runtime.stopping import Interrupted, Stop
 from trimtab.store.run_folder import RunFolder
-from trimtab.telemetry.events import Event
-from trimtab.telemetry.held_out import HeldOut
-from trimtab.telemetry.metrics import BatchRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +85,7 @@ def cosines(config: RunConfig, batches: int) -> list[float]:
         watching = _watch(parts.learner.chain.members)
         with tempfile.TemporaryDirectory() as above, RunFolder.create(Path(above) / "calibration") as folder:
             stop = Stop()
-            session = Session(config, folder, parts.learner, parts.pool, parts.clock, _Silent(), stop)
+            session = Session(config, folder, parts.learner, parts.pool, parts.clock, Nobody(), stop)
             session.open()
             with closing(session), stop.listening(), suppress(Interrupted):
                 Lockstep(session, parts.sampler, config.runtime, Snapshots(config.runtime)).run(stop)
@@ -115,11 +112,3 @@ def _watch(members: list[ChainMember]) -> _Watching:
     watching.seen = []
     members[place] = ChainMember(watching, member.origin)
     return watching
-
-
-class _Silent:
-    """Observes nothing."""
-
-    def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
-    def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, found: HeldOut) -> None: ...

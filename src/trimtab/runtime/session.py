@@ -46,9 +46,18 @@ FAULTS = 10  # most frequent reasons of missing verdicts that a batch's record n
 class Observer(Protocol):
     """Who watches a run: the command line's progress display, or nobody."""
 
-    def batch(self, record: BatchRecord, waiting_for: str) -> None: ...
-    def event(self, event: Event) -> None: ...
-    def evaluated(self, batch: int, found: HeldOut) -> None: ...
+    def batch(self, record: BatchRecord, waiting_for: str) -> None:
+        return
+
+    def event(self, event: Event) -> None:
+        return
+
+    def evaluated(self, batch: int, found: HeldOut) -> None:
+        return
+
+
+class Nobody(Observer):
+    """Watches nothing."""
 
 
 @dataclass(slots=True)

@@ -104,10 +104,15 @@ def test_a_dry_run_tells_plan_memory_and_ceiling_and_writes_nothing(finished: Fi
         "lockstep: lag 2",
         "chain: weigh: seq_tis(c=8.0)",
         "step: ess(rule=sqrt, ",
-        "memory: ",
-        "parameters; learner ",
+        "prompts: the longest of ",
+        "memory: cpu: ",
+        "cpu: learner (weights, gradient, AdamW moments)",
+        "cpu: activations of a micro-batch ",
+        "keys and values of ",
+        " in all): fits",
+        " tokens/s sampled (16 rows together), ",
         "asynchronous ceiling (g + t) / max(g / workers, t) = ",
-        "6 batches take at least ",
+        "6 batches take at most about ",
     ):
         assert said in ran.out
 
