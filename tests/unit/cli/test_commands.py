@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from support import rewards
 from support.cli import cli, tree, untouched
 from trimtab.cli.progress import Progress
 from trimtab.config.load import load
@@ -331,7 +332,10 @@ def test_config_check(home: Path) -> None:
     ran = cli("config", "check", home / "tiny.toml")
     assert (ran.code, ran.out) == (
         0,
-        f"{home / 'tiny.toml'} is sound: 6 batches, lockstep, methods seq_tis, opob, linear, norm_clip, ess\n",
+        f"{home / 'tiny.toml'} is sound: 6 batches, lockstep, methods seq_tis, opob, linear, norm_clip, ess\n"
+        f"  model: {home / 'model'}, 19,808 parameters\n"
+        "  task: train, 100 rows, 8 for evaluation\n"
+        f"  reward: support.rewards:digit in {Path(rewards.__file__)}\n",
     )
 
 
