@@ -121,6 +121,11 @@ def _with_kinds(model: type[BaseModel], table: Mapping[str, Json]) -> Table:
 
 
 def load(source: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """The configuration of a TOML file, or of the preset of that name, with ``key=value`` overrides such as ``learner.batches=100``.
+
+    Raises:
+        TrimtabError: the file cannot be read, or what it says is refused; one sentence that names the field, its value and the remedy.
+    """
     return validate(override(read_table(source), overrides))
 
 
