@@ -275,4 +275,4 @@ def _report(folder: RunFolder) -> None:
     try:
         build_report([folder.path], folder.report)
     except MissingExtra as error:  # the page can be made later, from the run's files
-        log.warning("%s", error)
+        log.info("%s", error)
