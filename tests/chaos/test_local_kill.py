@@ -63,7 +63,7 @@ class Run:
         self.cwd, self.path = folder, folder / "runs" / "chaos"
         self.mark = f"{folder.name}-{os.getpid()}"
         tests = Path(runs.__file__).parents[1]
-        self.env = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join([str(folder / "slow"), str(tests)])}
+        self.env = {**os.environ, MARK: self.mark, "PYTHONPATH": os.pathsep.join([str(folder / "slow"), str(tests), *sys.path])}
         self.process: subprocess.Popen[bytes]
 
     def start(self) -> None:

@@ -19,21 +19,43 @@ from trimtab.tasks.own_module import python_path, searched
 class Child:
     """``python -m MODULE SOCKET FD...`` in a process group of its own. Closing the lifeline, or our death, kills the group.
 
-    ``first`` is sent at once. A send or receive that makes no progress for ``patience_s`` raises OSError, so that a stopped
-    process does not stop us.
+    ``launcher`` is the module that arms the process and runs the other one. ``first`` is sent at once. A send or receive that makes no
+    progress for ``patience_s`` raises OSError, so that a stopped process does not stop us.
     """
 
-    def __init__(self, module: str, first: object, *, patience_s: int, threads: int, fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        module: str,
+        first: object,
+        *,
+        patience_s: int,
+        threads: int,
+        fds: Sequence[int] = (),
+        launcher: str = "trimtab.tasks.lifeline",
+        launcher_fds: Sequence[int] = (),
+        launcher_words: Sequence[str] = (),
+    ) -> None:
         ours, theirs = socket.socketpair()
         for option in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
             ours.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", patience_s, 0))
         lifeline, held = os.pipe()
         given = [theirs.fileno(), *fds]
+        armed = [lifeline, *launcher_fds]
         path = os.pathsep.join(searched())
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "trimtab.tasks.lifeline", str(lifeline), path, module, *(str(fd) for fd in given)],
-                pass_fds=[lifeline, *given],
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    launcher,
+                    *map(str, (lifeline, *launcher_fds)),
+                    *launcher_words,
+                    path,
+                    module,
+                    *map(str, given),
+                ],
+                pass_fds=[*armed, *given],
                 stdin=subprocess.DEVNULL,
                 stdout=2,  # what a task prints must not mix with our output
                 env={"OMP_NUM_THREADS": str(threads), **os.environ, "PYTHONPATH": python_path()},
@@ -68,8 +90,9 @@ class Child:
 
     def kill(self) -> int:
         """End the process group and give its resources back; the exit code."""
-        if not self._held.closed:
-            self.interrupt()
+        if not self.connection.closed:
+            if self.process.returncode is None:
+                self.interrupt()
             self.process.wait()
             self.connection.close()
             self._held.close()

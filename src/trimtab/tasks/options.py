@@ -176,6 +176,10 @@ class VerifierOptions(Options):
         4.0, gt=0.0, description='address space a scorer may take beyond what loading it took; "none": all it wants'
     )
 
+    isolate: bool = Field(
+        True, description="scorers in a process namespace, where Linux allows one: they can signal nothing of the run, and none outlives it"
+    )
+
     @property
     def first_s(self) -> float:
         """The deadline of a process's first response."""

@@ -15,6 +15,7 @@ scorer does not load                                                            
                                                                                           started, ``RELOADS`` times in a row
 ========================  ==============================================================  =====================================
 
+A process runs in a cage (:mod:`~trimtab.tasks.cage`): what it starts ends with it, what it prints is kept to its end.
 The first response of a process has a deadline of its own: a scorer that imports what it needs when it is first used is slow once.
 
 Passive and single-threaded: things move in ``poll``. Usable from any thread, by one thread at a time. The deadline of a call runs
@@ -25,7 +26,9 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import signal
+import subprocess
 import time
 from collections import deque
 from collections.abc import Set
@@ -38,13 +41,18 @@ from typing import Self
 from trimtab.records import Outcome, StoppedByRule, TrimtabError
 from trimtab.tasks.child import Child
 from trimtab.tasks.faults import FaultLog
+from trimtab.tasks.isolation import Isolation
 from trimtab.tasks.options import VerifierOptions
+from trimtab.tasks.printed import PrintedLog, Ring, readable
 from trimtab.tasks.protocol import Prompt, Step, Verdict
 from trimtab.tasks.verifier_process import Answer, ScorerSpec, Start
 
 log = logging.getLogger(__name__)
 
 BATCH = 64  # calls sent to a process at once
+CAGE = "trimtab.tasks.cage"
+CAGE_S = 10.0  # longest wait for a cage to end
+LAST_LINE = 300  # characters of it in a sentence
 RELOADS = 5  # replacements in a row that may fail to load
 
 
@@ -66,11 +74,31 @@ class _Process(Child):
 
     def __init__(self, spec: ScorerSpec, options: VerifierOptions) -> None:
         first = Start(spec, options.deadline_s, options.first_s, options.memory_gib)
-        super().__init__("trimtab.tasks.verifier_process", first, patience_s=math.ceil(options.first_s), threads=1)
+        ring = Ring.create()
+        try:
+            super().__init__(
+                "trimtab.tasks.verifier_process",
+                first,
+                patience_s=math.ceil(options.first_s),
+                threads=1,
+                launcher=CAGE,
+                launcher_fds=[ring],
+                launcher_words=[str(int(options.isolate))],
+            )
+            self.printed = Ring(ring)
+        finally:
+            os.close(ring)
         self.calls: deque[_Call] = deque()
         self.ready = False
         self.answered = False
         self.since = time.monotonic()
+
+    def kill(self) -> int:
+        """End the cage by its lifeline, so that it has the time to end what is in it."""
+        self._held.close()
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(CAGE_S)
+        return super().kill()
 
     def send(self, calls: list[_Call]) -> None:
         self.calls.extend(calls)
@@ -87,7 +115,7 @@ class Verifier:
         self._failures = 0  # in a row
         self._loaded = False  # some process has loaded the scorer: one that cannot is a fault of the moment
         self._reloads = 0  # replacements that failed to load, in a row
-        self._faults = FaultLog(spec.name)
+        self._faults, self._printed = FaultLog(spec.name), PrintedLog(spec.name)
         self._pending = 0
         self._processes: list[_Process] = []
         try:
@@ -101,6 +129,11 @@ class Verifier:
     def pending(self) -> int:
         """Responses submitted whose verdicts ``poll`` has not returned."""
         return self._pending
+
+    @property
+    def isolation(self) -> Isolation:
+        """How far the scorer's processes are kept from ours; known once they are ready."""
+        return min(p.printed.isolation for p in self._processes)
 
     def submit(self, key: int, prompt: Prompt, response: str) -> None:
         """Queue a response; its verdict comes from ``poll`` under ``key``."""
@@ -121,6 +154,8 @@ class Verifier:
         while True:
             for process in list(self._processes):
                 self._receive(process, done)
+            for process in self._processes:
+                self._printed.look(process.printed)
             self._dispatch()
             now = time.monotonic()
             if done or not self._pending or now >= until:
@@ -139,7 +174,7 @@ class Verifier:
         """Kill every process. What is pending is dropped."""
         self._faults.sum_up()
         while self._processes:
-            self._processes.pop().kill()
+            self._kill(self._processes.pop())
         self._queue.clear()
         self._pending = 0
 
@@ -167,21 +202,31 @@ class Verifier:
                     process.answered = True
                     self._verdict(process.calls.popleft(), _verdict(message), done)
                 elif message is None:
-                    process.ready = self._loaded = True
-                    self._reloads = 0
+                    self._ready(process)
                 else:
                     self._not_loaded(process, TrimtabError(message))
                     return
         except (EOFError, OSError):
-            self._died(process, process.kill(), done)
+            self._died(process, self._kill(process), done)
             return
         options, waited = self._options, time.monotonic() - process.since
         if not process.ready and waited > options.start_s:
             why = f"{self._spec.name} has not loaded in {waited:.0f} s; raise it"
             self._not_loaded(process, TrimtabError.field("verifier.start_s", options.start_s, why))
         elif process.calls and waited > (options.deadline_s if process.answered else options.first_s):
-            process.kill()
+            self._kill(process)
             self._fail(process, Outcome.TIMEOUT, self._overdue(process), done)
+
+    def _ready(self, process: _Process) -> None:
+        if not self._loaded and self._options.isolate and process.printed.isolation is not Isolation.NAMESPACE:
+            log.info("scorer %s: no process namespace can be had here, so a reward could signal the processes of the run", self._spec.name)
+        process.ready = self._loaded = True
+        self._reloads = 0
+
+    def _kill(self, process: _Process) -> int:
+        code = process.kill()
+        self._printed.look(process.printed, last=True)
+        return code
 
     def _overdue(self, process: _Process) -> str:
         if process.answered:
@@ -190,7 +235,9 @@ class Verifier:
 
     def _died(self, process: _Process, code: int, done: list[tuple[int, Verdict]]) -> None:
         if not process.ready:
-            why = f"the process of scorer {self._spec.name} ended with code {code} before it was ready; see its output above"
+            last = readable(process.printed.since(0)).strip().rpartition("\n")[2][-LAST_LINE:]
+            said = f", and the last it printed is: {last}" if last else ""
+            why = f"the process of scorer {self._spec.name} ended with code {code} before it was ready{said}"
             self._not_loaded(process, TrimtabError(why))
         elif code == -signal.SIGXCPU:
             self._fail(process, Outcome.TIMEOUT, "CPU time of the deadline used up", done)
@@ -201,7 +248,7 @@ class Verifier:
         """Raise the error where the scorer has never loaded. It has: then this is a fault, and another process may do better."""
         if not self._loaded:
             raise error
-        process.kill()
+        self._kill(process)
         self._reloads += 1
         if self._reloads >= RELOADS:
             raise StoppedByRule(f"scorer {self._spec.name} had loaded before, and now {RELOADS} processes in a row did not: {error}")

@@ -12,26 +12,29 @@ from typing import TextIO
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
+_FOREIGN = (("trace", "its traceback"), ("printed", "the end of it"))  # extra fields with text of foreign code
+
+
 def _extra(record: logging.LogRecord) -> dict[str, object]:
     """What the call passed as ``extra``."""
     return {k: v for k, v in vars(record).items() if k not in _STANDARD}
 
 
 class LineFormatter(logging.Formatter):
-    """``12:03:55 WARNING pool: message  key=value``. The extra field ``trace`` (of foreign code) is in the file, if any."""
+    """``12:03:55 WARNING pool: message  key=value``. Foreign text (``trace``, ``printed``) is in the file, if any."""
 
-    def __init__(self, who: str, *, traces: bool = True) -> None:
+    def __init__(self, who: str, *, foreign: bool = True) -> None:
         super().__init__()
-        self._who, self._traces = who, traces
+        self._who, self._foreign = who, foreign
 
     def format(self, record: logging.LogRecord) -> str:
         room = record.name.removeprefix("trimtab.")
         fields = _extra(record)
-        foreign = fields.pop("trace", None)
+        foreign = {words: fields.pop(name) for name, words in _FOREIGN if name in fields}
         extra = "".join(f"  {k}={v}" for k, v in fields.items())
         trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
-        if foreign:
-            trace += f"\n{foreign}" if self._traces else " (its traceback is in run.log)"
+        for words, text in foreign.items():
+            trace += f"\n{text}" if self._foreign else f" ({words} is in run.log)"
         who = f" {self._who}" if self._who else ""
         return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname}{who} {room}: {record.getMessage()}{extra}{trace}"
 
@@ -80,7 +83,7 @@ def configure(level: str = "INFO", file: Path | None = None, who: str = "") -> N
         logger.removeHandler(old)
         old.close()
     stream = _Stderr()
-    stream.setFormatter(LineFormatter(who, traces=file is None))
+    stream.setFormatter(LineFormatter(who, foreign=file is None))
     logger.addHandler(stream)
     if file is not None:
         handler = logging.FileHandler(file, encoding="utf-8")
