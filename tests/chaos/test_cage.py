@@ -30,7 +30,7 @@ def score(prompt, response, answer, data):
         os.open(argument, os.O_WRONLY)
         if os.fork() == 0:
             os.setsid()
-            if os.fork() == 0: time.sleep(3600)
+            if os.fork() == 0: time.sleep(120)
             os._exit(0)
         os.wait()
     if what == "signal":
