@@ -9,7 +9,7 @@ VERL   := 0.9.1
 export OMP_NUM_THREADS := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: demo test quick lint soak mutants parity headline lab clean
+.PHONY: demo test quick lint docs soak mutants parity headline lab clean
 
 demo: $(STAMP)
 	$(BIN)/trimtab train quickstart
@@ -27,6 +27,11 @@ lint: $(DEV)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The two pages that are made from the code.
+docs: $(STAMP)
+	$(BIN)/trimtab config reference > docs/configuration.md
+	$(BIN)/trimtab metrics > docs/metrics.md
 
 # One seed on two cores; `trimtab lab run collapse` takes the five that its table is made of.
 headline: $(STAMP)

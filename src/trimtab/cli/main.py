@@ -172,6 +172,14 @@ def methods(
 
 
 @app.command()
+def metrics() -> None:
+    """Print every metric that a run may record, with unit and meaning, as Markdown (docs/metrics.md)."""
+    from trimtab.cli.glossary import page
+
+    print(page(), end="")
+
+
+@app.command()
 def bench(
     name: Annotated[str, typer.Argument(help="norms, methods, rollout, publish, async or peers", metavar="NAME")],
     as_json: AsJson = False,
@@ -228,6 +236,14 @@ def config_check(
     from trimtab.cli.checking import check
 
     check(source, overrides or [], deep)
+
+
+@config_app.command("reference")
+def config_reference() -> None:
+    """Print every option there is, with its default and meaning, as Markdown (docs/configuration.md)."""
+    from trimtab.cli.reference import page
+
+    print(page(), end="")
 
 
 @lab_app.command("list")

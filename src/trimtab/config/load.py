@@ -166,11 +166,11 @@ def _locate(loc: Sequence[int | str]) -> tuple[list[str], list[str]]:
             continue
         path.append(part)
         around = models
-        models = [inner for m in models if part in m.model_fields for inner in _models(m.model_fields[part])]
+        models = [inner for m in models if part in m.model_fields for inner in tables(m.model_fields[part])]
     return path, sorted({name for m in around for name in m.model_fields})
 
 
-def _models(info: FieldInfo) -> list[type[BaseModel]]:
+def tables(info: FieldInfo) -> list[type[BaseModel]]:
     """The tables that may stand in a field."""
     several = next((mark for mark in info.metadata if isinstance(mark, Kinds)), None)
     return _within(info.annotation) if several is None else several.classes(cast(type[BaseModel], info.annotation))

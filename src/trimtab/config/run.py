@@ -61,7 +61,7 @@ class LocalOptions(LagOptions):
     """One machine: spawned rollout workers beside the learner. ``max_lag`` is a bound, ``depth`` how far samplers run ahead."""
 
     kind: Literal["local"] = "local"
-    max_lag: int | None = 12
+    max_lag: int | None = Field(12, description=LagOptions.model_fields["max_lag"].description)
     workers: int = Field(1, ge=1, description="rollout worker processes")
     worker_threads: int = Field(1, ge=1, description="torch threads of a worker")
     restarts: int = Field(3, ge=0, description="times a dead worker is replaced before the run stops and names it")
@@ -76,11 +76,15 @@ class RunConfig(_Options):
     model_config = ConfigDict(defer_build=True)
 
     name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
-    seed: int = Field(0, ge=0)
+    seed: int = Field(
+        0, ge=0, description="everything random in the run follows from it: order of the prompts, sampled tokens, initial critic"
+    )
     model: str = Field(
         description="a local Hugging Face model folder, package:NAME for one that ships with Trimtab, or run:PATH for the result of a run"
     )
-    methods: tuple[MethodEntry, ...] = ()
+    methods: tuple[MethodEntry, ...] = Field(
+        (), description='names of methods and bundles, or tables with options, as in ["vcpo", {name = "opob", norms = "sketch"}]'
+    )
     task: TaskChoice
     verifier: VerifierOptions = VerifierOptions()
     rollout: RolloutOptions

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trimtab import plugins
 from trimtab.control.protocol import Method
@@ -25,7 +25,7 @@ class MethodEntry(BaseModel):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    name: str
+    name: str = Field(description="of a method or a bundle; a bundle takes no options")
 
     @property
     def options(self) -> dict[str, Json]:

@@ -27,7 +27,7 @@ class EngineOptions(BaseModel):
     made_by: ClassVar[str]
 
     kind: str
-    slots: int = Field(64, ge=1, description="rows decoded together")
+    slots: int = Field(64, ge=1, description="responses decoded together by one worker; each holds keys and values in memory")
 
     def longest(self) -> int | None:
         """Tokens of prompt and response that the engine has room for; None: what the model has."""
@@ -47,12 +47,12 @@ class TorchEngineOptions(EngineOptions):
     made_by = "trimtab.engines.torch_engine:make"
 
     kind: Literal["torch"] = "torch"
-    dtype: Literal["float32", "bfloat16", "float64"] = "float32"
+    dtype: Literal["float32", "bfloat16", "float64"] = Field("float32", description="of the served weights: the same as learner.dtype")
     device: Device = Field("cpu", description="cpu, cuda, or cuda:N for one of several")
     cache_policy: Literal["recompute", "keep"] = Field(
         "recompute", description="at a weight swap: compute the keys of running rows again under the new weights, or keep the old ones"
     )
-    max_context: int | None = Field(None, ge=2, description="longest prompt + response in tokens; None: the model's own")
+    max_context: int | None = Field(None, ge=2, description="longest prompt + response in tokens; default: the model's own")
 
     def longest(self) -> int | None:
         return self.max_context

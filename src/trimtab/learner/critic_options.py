@@ -13,8 +13,8 @@ from trimtab.tasks.options import PromptOptions
 class CriticAdamWOptions(AdamWOptions):
     """The critic's AdamW: no decay, and a rate of its own."""
 
-    lr: float = Field(1e-3, gt=0)
-    weight_decay: float = Field(0.0, ge=0)
+    lr: float = Field(1e-3, gt=0, description="learning rate of the critic")
+    weight_decay: float = Field(0.0, ge=0, description="as of the policy's optimizer")
 
 
 class CriticOptions(BaseModel):
@@ -34,7 +34,9 @@ class CriticOptions(BaseModel):
     max_norm: float = Field(1.0, gt=0, description="clip of the critic's gradient norm")
     updates: int = Field(1, gt=0, description="critic updates per actor update")
     warmup: int = Field(0, ge=0, description="first batches in which only the critic trains")
-    value_clip: float | None = Field(None, gt=0, description="distance from the old value beyond which the loss is pessimistic; none: off")
+    value_clip: float | None = Field(
+        None, gt=0, description="distance from the old value beyond which the loss is pessimistic; default: off"
+    )
     bootstrap: bool = Field(False, description="a rollout that the token limit cut continues with the critic's value; else with 0")
 
     def check_task(self, task: PromptOptions) -> None:

@@ -21,6 +21,8 @@ CriticChoice = Annotated[CriticOptions, Kinds("trimtab.critics", "learner.critic
 
 
 class LearnerOptions(_Options):
+    """Optimizer, schedule, and how a batch becomes updates and micro-batches."""
+
     model_config = ConfigDict(defer_build=True)
 
     batches: int = Field(400, gt=0, description="batches to consume")
@@ -30,8 +32,14 @@ class LearnerOptions(_Options):
     reference: str | None = Field(None, description="model of KL terms: a local folder or package:NAME; default: the run's own model")
     updates_per_batch: int = Field(1, gt=0, description="optimizer updates in one pass over a batch; each takes a share of its groups")
     epochs: int = Field(1, gt=0, description="passes over a batch")
-    reduction: Reduction = Reduction.SEQ_MEAN_TOKEN_MEAN
-    micro_tokens: int | None = Field(None, gt=0, description="tokens of a micro-batch; none: the update is one micro-batch")
+    reduction: Reduction = Field(
+        Reduction.SEQ_MEAN_TOKEN_MEAN,
+        description="how the losses of tokens become one: the mean over rollouts of the mean over their tokens (seq_mean_token_mean) or of "
+        "their sum (seq_mean_token_sum; .._norm: over a constant length), or the mean over all tokens (token_mean)",
+    )
+    micro_tokens: int | None = Field(
+        None, gt=0, description="tokens that pass through the model together; default: those of the whole update"
+    )
     norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
     norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(

@@ -21,11 +21,11 @@ class BAPOOptions(MethodOptions):
     share: float = Field(0.4, gt=0, lt=1, description="rho_0: wanted share of tokens with A > 0; the repository's README: 0.5")
     form: Literal["net", "parts"] = Field("net", description="share of |sum| (as printed) or of the sum of both parts' sizes")
     low: float = Field(0.6, gt=0, lt=1, description="lower bound of r at the start")
-    low_end: float = Field(0.9, gt=0, le=1)
-    low_step: float = Field(0.02, gt=0)
+    low_end: float = Field(0.9, gt=0, le=1, description="highest that the search may set the lower bound")
+    low_step: float = Field(0.02, gt=0, description="step of the search for it")
     high: float = Field(1.2, gt=1, description="upper bound of r at the start")
-    high_end: float = Field(3.0, gt=1)
-    high_step: float = Field(0.05, gt=0)
+    high_end: float = Field(3.0, gt=1, description="highest that the search may set the upper bound")
+    high_step: float = Field(0.05, gt=0, description="step of the search for it")
 
     @model_validator(mode="after")
     def _ordered(self) -> BAPOOptions:

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
 class KLRewardOptions(KLOptions):
     beta: float = Field(0.001, gt=0, description="weight of the KL; with a target: its value at the start")
-    estimator: Literal["k1", "k2", "k3"] = "k1"
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k1", description="of the KL from the log-ratio d: -d (k1), d^2 / 2 (k2), or exp(d) - 1 - d (k3)"
+    )
     anchor: Literal["behavior", "proximal"] = Field("behavior", description="whose KL: what sampled the token, or the learner now")
 
 

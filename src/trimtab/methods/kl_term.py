@@ -52,7 +52,9 @@ class Beta:
 
 class KLTermOptions(KLOptions):
     beta: float = Field(0.04, gt=0, description="weight of the KL; with a target: its value at the start")
-    estimator: Literal["k1", "k2", "k3"] = "k3"
+    estimator: Literal["k1", "k2", "k3"] = Field(
+        "k3", description="of the KL from the log-ratio d: -d (k1), d^2 / 2 (k2), or exp(d) - 1 - d (k3)"
+    )
     to: Literal["reference", "behavior"] = Field(
         "reference", description="whose KL: the frozen reference model, or the policy that sampled the token, which costs no model"
     )

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class OPMDOptions(MethodOptions):
-    baseline: Literal["mean", "logavgexp"] = "mean"
+    baseline: Literal["mean", "logavgexp"] = Field("mean", description="mean reward of the group, or tau log mean exp(R / tau)")
     tau: float = Field(1.0, gt=0, description="temperature of the mirror step")
 
 

@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 
 
 class OPOBOptions(StdOptions):
-    weighting: Literal["paper", "exact", "repo"] = "paper"
+    weighting: Literal["paper", "exact", "repo"] = Field(
+        "paper", description="of a rollout in b*: w^2 |u|^2; the square of its whole contribution to this update; or the released code's"
+    )
     norms: Literal["exact", "sketch", "last_layer", "length"] = Field(
         "exact", description="gradient norms: of all parameters, projections of the top layers, the LM head's, or sqrt of the length"
     )

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 class OverlongOptions(MethodOptions):
-    max_length: int | None = Field(None, gt=0, description="action tokens at which the punishment is full; none: the run's own limit")
+    max_length: int | None = Field(None, gt=0, description="action tokens at which the punishment is full; default: the run's own limit")
     buffer: int | None = Field(
-        None, gt=0, description="tokens before max_length over which it grows; none: a fifth of it, as DAPO's 4,096 of 20,480"
+        None, gt=0, description="tokens before max_length over which it grows; default: a fifth of it, as DAPO's 4,096 of 20,480"
     )
     factor: float = Field(1.0, gt=0, description="the full punishment")
 

@@ -3,7 +3,7 @@
 import math
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trimtab.plugins import named
 from trimtab.records import TrimtabError
@@ -25,12 +25,17 @@ class LagOptions(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    max_lag: int | None = 4  # "none": no bound on the age, only depth
-    depth: int | None = None  # default: max_lag
-    admission: str = LAG  # what bounds the age: outstanding groups by charge, or a rule of the entry points trimtab.admissions
-    order: Literal["fifo", "ready"] = "ready"  # by first token, waiting for the slow; or by arrival, as far as the lag allows
-    max_fruitless: int = 100  # batches' worth of groups dropped or failed in a row, after which the run stops
-    straggler_deadline_s: float = 600.0  # a group not back this long after it was given to a worker has failed
+    max_lag: int | None = Field(4, description='oldest that a trained token may be, in versions; "none": no bound on the age, only depth')
+    depth: int | None = Field(None, description="batches that samplers may run ahead; default: max_lag")
+    admission: str = Field(LAG, description='what holds max_lag: "lag" counts outstanding groups; others are rules that a plug-in brings')
+    order: Literal["fifo", "ready"] = Field(
+        "ready",
+        description="which groups form a batch: by first token, waiting for the slow (fifo), or as they arrive, as far as max_lag allows",
+    )
+    max_fruitless: int = Field(100, description="batches' worth of groups dropped or failed in a row, after which the run stops")
+    straggler_deadline_s: float = Field(
+        600.0, description="seconds after which a group that was given to a worker and is not back has failed"
+    )
 
     @field_validator("max_lag", mode="before")
     @classmethod

@@ -11,14 +11,18 @@ from trimtab.tasks.options import NoneWord
 
 
 class RolloutOptions(BaseModel):
+    """How many rollouts a batch takes, and how a response is sampled."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    group_size: int = Field(8, ge=1, description="rollouts of a prompt")
+    group_size: int = Field(8, ge=1, description="rollouts of a prompt, which are compared with each other")
     prompts_per_batch: int = Field(8, ge=1, description="groups of a batch")
-    max_new_tokens: int = Field(ge=1, description="longest response")
-    temperature: float = Field(1.0, gt=0.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0, description="0: off")
+    max_new_tokens: int = Field(ge=1, description="longest response in tokens; a response that reaches it is cut there (truncated)")
+    temperature: float = Field(1.0, gt=0.0, description="logits are divided by it when tokens are sampled, and when they are scored")
+    top_p: float = Field(
+        1.0, gt=0.0, le=1.0, description="sample from the fewest most probable tokens that have this much probability; 1: off"
+    )
+    top_k: int = Field(0, ge=0, description="sample from so many most probable tokens; 0: off")
     truncated: Literal["score", "wrong"] = Field("score", description="a response cut by max_new_tokens: scored as it is, or wrong unseen")
     min_group: int | None = Field(None, ge=1, description="fewest rollouts of a group that are no errors; default: all of them")
     max_attempts: int = Field(3, ge=1, description="failed attempts after which a prompt is set aside")
@@ -51,7 +55,7 @@ class EvalOptions(BaseModel):
     temperature: Annotated[float | None, NoneWord] = Field(
         None, ge=0.0, description='of evaluations; 0: the most probable token at every step; "none": rollout.temperature'
     )
-    seed: int = 0
+    seed: int = Field(0, description="of what is sampled in evaluations; the same at every one")
     keep_best: bool = Field(True, description="keep the model folder of the best evaluation during the run, in best/")
     best_by: Literal["score", "accuracy"] = Field("score", description="what best/ is chosen by; of equals the later one is kept")
     max_error_share: float = Field(

@@ -44,7 +44,7 @@ class PromptOptions(Options):
     answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
     threshold: float = Field(1.0, allow_inf_nan=False, description="a score of at least this is correct")
     shaping: ShapingChoice = ShapingOptions()
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, description="of the rows: which are made (reasoning_gym), which are held out (jsonl)")
 
     @model_validator(mode="after")
     def _system_needs_chat(self) -> Self:
@@ -71,27 +71,27 @@ class ReasoningGymOptions(PromptOptions):
     extra = "environments"
 
     kind: Literal["reasoning_gym"] = "reasoning_gym"
-    name: str = "chain_sum"
-    config: dict[str, JsonValue] = Field(default_factory=dict)
+    name: str = Field("chain_sum", description="the family, as reasoning-gym calls it")
+    config: dict[str, JsonValue] = Field(default_factory=dict, description="the family's own settings; default: those of reasoning-gym")
     template: str = Field("{question}", description="filled from the entry's metadata and question")
     partial: bool = Field(False, description="keep the family's partial credit; otherwise below the threshold is 0")
     size: int = Field(10_000, ge=1, le=2**26, description="training rows")
-    eval_size: int = Field(512, ge=1, le=2**20)
+    eval_size: int = Field(512, ge=1, le=2**20, description="held-out rows, of seeds that training never reaches")
 
 
 class Columns(Options):
     """Which column of a JSONL row holds what."""
 
-    prompt: str = "prompt"
-    messages: str | None = Field(None, description="list of {role, content}; replaces prompt")
-    answer: Annotated[str | None, NoneWord] = Field("answer", description='"none": the rows have no answers')
-    source: str | None = None
+    prompt: str = Field("prompt", description="column with the text of the prompt")
+    messages: str | None = Field(None, description="column with a conversation, a list of {role, content}; it takes the place of prompt")
+    answer: Annotated[str | None, NoneWord] = Field("answer", description='column with the right answer; "none": the rows have none')
+    source: str | None = Field(None, description="column that says where a row comes from; default: the name of its file")
 
 
 class PromptFile(Options):
     """One of several files of training prompts."""
 
-    path: str
+    path: str = Field(description="file with one JSON object a line")
     weight: float | None = Field(None, gt=0.0, allow_inf_nan=False, description="its share of the prompts drawn is weight / sum of weights")
 
 
@@ -162,15 +162,17 @@ class JsonlOptions(PromptOptions):
 class VerifierOptions(Options):
     """Scorers run in processes of their own, killed at the deadline."""
 
-    workers: int = Field(1, ge=1)
-    deadline_s: float = Field(5.0, gt=0.0, description="for one response")
+    workers: int = Field(1, ge=1, description="scorer processes of each rollout worker: as many responses are judged at once")
+    deadline_s: float = Field(5.0, gt=0.0, description="seconds for one response; the process that needs longer is killed and replaced")
     first_deadline_s: float = Field(
-        30.0, gt=0.0, description="for the first response of a process, where it is longer: what a scorer imports when it is first used"
+        30.0,
+        gt=0.0,
+        description="seconds for the first response of a process, where it is longer: what a scorer imports when it is first used",
     )
     timeout: Literal["error", "zero"] = Field(
         "error", description='a response without a verdict in time: "error", it leaves its group; "zero", it gets a reward of 0'
     )
-    start_s: float = Field(60.0, gt=0.0, description="for a process to start and load the scorer")
+    start_s: float = Field(60.0, gt=0.0, description="seconds for a process to start and load the scorer")
     max_failures: int = Field(64, ge=1, description="errors and timeouts in a row that stop the run")
     memory_gib: Annotated[float | None, NoneWord] = Field(
         4.0, gt=0.0, description='address space a scorer may take beyond what loading it took; "none": all it wants'

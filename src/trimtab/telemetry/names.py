@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from trimtab.telemetry.method_names import of_method
 from trimtab.telemetry.reducers import Reducer
 
 
@@ -134,10 +135,43 @@ _OF_EVALUATIONS = (
     Metric("eval/length", "tokens", MEAN, "action tokens of a response"),
 )
 
+# Who measures the metrics of a family, and over what.
+FAMILIES: dict[str, str] = {
+    "reward": "the learner, over the rollouts of the batch",
+    "accuracy": "the learner, over the rollouts of the batch",
+    "ess": "the learner, over the rollouts of an update, before any method cuts or masks; 1 is on-policy",
+    "kl": "the learner, over the action tokens of the batch: how far it has moved from the policies that sampled them",
+    "entropy": "the learner, over the action tokens of the batch (learner.entropy)",
+    "ratio": "the learner, current over behavior probability, before any method cuts or masks",
+    "grad": "the learner, once an update",
+    "step": "the learner, once an update",
+    "opob": "the method opob",
+    "groups": "the learner and the rollout workers, over whole groups",
+    "length": "the learner, over the rollouts of the batch",
+    "stop": "the learner, over the rollouts of the batch",
+    "outcome": "the rollout workers, over all responses judged since the last batch: also those that filters or selection dropped",
+    "rollouts": "the rollout workers and the learner",
+    "age": "the learner, over the action tokens of the batch, in versions (one version a published update)",
+    "tokens": "the learner",
+    "data": "the learner, when a batch is packed",
+    "throughput": "the learner",
+    "time": "the learner's clock: exclusive, so that the parts add up to the wall time of the batch",
+    "sampler": "the rollout workers, since the last batch",
+    "publish": "the publisher, at each new version",
+    "pool": "the pool, when the batch formed",
+    "eval": "the evaluator; these are in evaluations (eval.jsonl) and in TensorBoard, not in metrics.jsonl",
+}
+
 KNOWN: dict[str, Metric] = {m.name: m for m in _ALL}
 EVALUATED: dict[str, Metric] = {m.name: m for m in _OF_EVALUATIONS}  # of evaluations, which are no batches: in TensorBoard alone
 TIME_SHARES = tuple(name for name in KNOWN if name.startswith("time/"))
 METHOD_PREFIX = "method/"
+
+
+def described(name: str) -> tuple[str, str] | None:
+    """Unit and meaning; None for what a method of somebody's own records."""
+    metric = KNOWN.get(name) or EVALUATED.get(name)
+    return of_method(name.removeprefix(METHOD_PREFIX)) if metric is None else (metric.unit, metric.meaning)
 
 
 def declared(names: Iterable[str]) -> tuple[Metric, ...]:

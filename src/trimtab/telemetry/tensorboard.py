@@ -16,7 +16,7 @@ from trimtab.telemetry.clock import Interval
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
-from trimtab.telemetry.names import EVALUATED, KNOWN
+from trimtab.telemetry.names import described
 
 
 class TensorBoardSink:
@@ -36,10 +36,11 @@ class TensorBoardSink:
 
     def _scalar(self, name: str, value: float) -> Summary.Value:
         scalar = Summary.Value(tag=name, simple_value=value)
-        metric = KNOWN.get(name) or EVALUATED.get(name)
-        if metric is not None and name not in self._described:
+        told = described(name)
+        if told is not None and name not in self._described:
             self._described.add(name)
-            scalar.metadata.CopyFrom(SummaryMetadata(summary_description=f"{metric.meaning} [{metric.unit}]"))
+            unit, meaning = told
+            scalar.metadata.CopyFrom(SummaryMetadata(summary_description=f"{meaning} [{unit}]"))
         return scalar
 
     def batch(self, record: BatchRecord) -> None:

@@ -14,7 +14,7 @@ from trimtab.lab.results import CellName
 from trimtab.lab.series import seconds, so_far
 from trimtab.report import palette, style
 from trimtab.report.style import F64
-from trimtab.telemetry.names import KNOWN
+from trimtab.telemetry.names import described
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -103,7 +103,7 @@ def _panel(
         ax.axvline(0, color=palette.GRAY, lw=0.8, ls=":")
     title = panel.title or panel.metric
     ax.set_title(title, loc="left", fontsize=9.5, fontweight="bold", color=palette.INK, pad=15)
-    meaning = panel.note or (KNOWN[panel.metric].meaning if panel.metric in KNOWN else "")
+    meaning = panel.note or (described(panel.metric) or ("", ""))[1]
     ax.annotate(meaning, (0, 1), (0, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8, color=palette.GRAY)
     style.label_ends(ax, ends)
 

@@ -27,7 +27,9 @@ class LatencyEngineOptions(TorchEngineOptions):
     kind: Literal["latency"] = "latency"  # type: ignore[assignment]
     step_s: float = Field(0.0, ge=0, description="a decode step takes at least this long")
     slowness: float = Field(0.0, ge=0, description="sigma of the log-normal number of decode steps a token; 0: one step")
-    rollout_s: float | None = Field(None, gt=0, description="median of the log-normal seconds a rollout takes at least; None: none")
+    rollout_s: float | None = Field(
+        None, gt=0, description="median of the log-normal seconds a rollout takes at least; default: no such floor"
+    )
     rollout_p99_s: float | None = Field(None, gt=0, description="their 99th percentile; default: all take the median")
 
     @model_validator(mode="after")
