@@ -11,6 +11,11 @@ def digit(prompt: str, response: str, answer: str, data: dict[str, Json]) -> flo
     return float("1" in response)
 
 
+def one(prompt: str, response: str) -> float:
+    """The same, as the examples have it: of prompt and response alone."""
+    return digit(prompt, response, "", {})
+
+
 def digits(prompt: str, response: str, answer: str, data: dict[str, Json]) -> Verdict:
     """The same score; every digit 1 earns a third where it stands."""
     steps = tuple(Step(1 / 3, i + 1) for i, character in enumerate(response) if character == "1")

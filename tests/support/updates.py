@@ -29,15 +29,19 @@ MIXED = [[1, 0, 0, 1], [0, 1, 0, 0], [1, 1, 1, 1], [1, 0.5, 0, 0]]  # rewards, g
 
 
 def tiny_model(dtype: torch.dtype = torch.float64, *, tied: bool = False, seed: int = 0, padding: int = 0) -> nn.Module:
-    """A tiny Qwen2. Its own RMSNorm rounds to float32 inside, so in float64 torch's stands in its place."""
+    """A tiny Qwen2; in float64 with norms that are exact."""
     model = tiny_policy(tied, dtype=dtype, seed=seed, hidden=16, intermediate=24, padding=padding).model
-    if dtype == torch.float64:
-        for name, old in list(model.named_modules()):
-            if isinstance(old, Qwen2RMSNorm):
-                new = nn.RMSNorm(old.weight.shape[0], eps=old.variance_epsilon, dtype=dtype)
-                new.weight = old.weight
-                parent, _, last = name.rpartition(".")
-                setattr(model.get_submodule(parent), last, new)
+    return exact_norms(model) if dtype == torch.float64 else model
+
+
+def exact_norms(model: nn.Module) -> nn.Module:
+    """``model`` with torch's RMSNorm, in place: Qwen2's own rounds to float32 inside."""
+    for name, old in list(model.named_modules()):
+        if isinstance(old, Qwen2RMSNorm):
+            new = nn.RMSNorm(old.weight.shape[0], eps=old.variance_epsilon, dtype=old.weight.dtype)
+            new.weight = old.weight
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, new)
     return model
 
 

@@ -1,10 +1,11 @@
-"""Asynchronous RL of a language model that stays stable when its rollouts are stale: VCPO in one file.
+"""RL of a language model that stays stable when its rollouts are stale: the whole idea of VCPO, in one process.
 
-    python examples/one_file_async.py MODEL_FOLDER [--lag 12] [--batches 200] ...
+    python examples/one_process.py MODEL_FOLDER [--lag 12] [--batches 200] ...
 
 **Why stale.** Sampling is slow, so in a real system rollout workers never wait for the learner: they sample with whatever weights
-they hold, and a batch reaches the learner k updates late. Here that is a queue of sampled batches: batch t was sampled by the
-weights as they stood after t - k batches, and has waited since.
+they hold, and a batch reaches the learner k updates late. Nothing runs side by side here. A queue of sampled batches stands for the
+workers: batch t was sampled by the weights as they stood after t - k batches, and has waited since. That is the staleness of an
+asynchronous system without its timing, so a run repeats; examples/two_processes.py is the same algorithm with the processes.
 
 **What staleness does.** With mu the policy that sampled a rollout tau and pi the policy now, the policy gradient is
 
@@ -27,7 +28,7 @@ Unbiased, but w is a product over tokens: its variance grows with length and sta
 
 **Randomness is keyed.** A token is drawn with a uniform that is a hash of *what it is for* (seed, epoch, prompt, rollout, position)
 by walking the cumulative distribution. So a run does not depend on who samples what when, and this file reproduces, token for token
-and to rounding, what the library does in lockstep (tests/e2e/test_one_file.py).
+and to rounding, what the library does in lockstep (tests/e2e/test_one_process.py).
 
 Shapes: R rollouts of a batch, T tokens of the longest, V vocabulary.
 """
@@ -102,7 +103,34 @@ class Batch:
     reward: Tensor  # [R]
 
 
+def start(prompt: int, prompts: list[str], args: Args) -> tuple[str, list[int]]:
+    """The text of prompt number ``prompt`` of the run, and the random stream of every rollout of its group."""
+    epoch, place = divmod(prompt, len(prompts))
+    text = prompts[order(args.seed, epoch, len(prompts))[place]]
+    # 0: the first attempt at this prompt
+    return text, [fold(ROLLOUT, args.seed, epoch, place, 0, member) for member in range(args.group)]
+
+
+def encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
+    return bos + tokenizer.encode(text, add_special_tokens=False)
+
+
 @torch.no_grad()
+def draw(model: PreTrainedModel, tokens: Tensor, end: Tensor, u: list[float]) -> tuple[Tensor, Tensor]:
+    """The next token of every row, [rows], and its log mu, [rows]. ``end`` [rows] counts a row's tokens, ``u`` has its uniforms.
+
+    Every row reads its own last token. Padding is on the right, where attention is causal and sees none of it. There is no KV cache:
+    responses are short, and the forward is then the one the learner runs.
+    """
+    logits = model(tokens[:, : int(end.max())]).logits
+    logp = logits[torch.arange(len(end)), end - 1].log_softmax(-1)  # [rows, V]
+    # Inverse CDF in float64: the first token whose cumulative mass exceeds u times the whole.
+    cdf = logp.double().exp().cumsum(-1)
+    token = (cdf > (torch.tensor(u, dtype=torch.float64) * (cdf[:, -1] * (1 - 2.0**-52)))[:, None]).int().argmax(-1)
+    return token, logp.gather(-1, token[:, None])[:, 0].float()
+
+
 def sample(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -112,32 +140,20 @@ def sample(
     args: Args,
 ) -> Batch:
     """Batch ``number``: the next prompts of the epoch, a group of rollouts of each, with the weights the model has now."""
-    text, stream = [], []
-    for i in range(number * args.prompts, (number + 1) * args.prompts):
-        epoch, index = divmod(i, len(prompts))
-        text += [prompts[order(args.seed, epoch, len(prompts))[index]]] * args.group
-        # 0: the first attempt at this prompt
-        stream += [fold(ROLLOUT, args.seed, epoch, index, 0, member) for member in range(args.group)]
-    bos = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-    ids = [bos + tokenizer.encode(t, add_special_tokens=False) for t in text]
-    R, start = len(ids), torch.tensor([len(x) for x in ids])
-    T = int(start.max()) + args.new_tokens
+    groups = [start(i, prompts, args) for i in range(number * args.prompts, (number + 1) * args.prompts)]
+    text = [prompt for prompt, streams in groups for _ in streams]
+    stream = [s for _, streams in groups for s in streams]
+    ids = [encode(tokenizer, t) for t in text]
+    R, end = len(ids), torch.tensor([len(x) for x in ids])
+    T = int(end.max()) + args.new_tokens
     tokens = torch.tensor([x + [tokenizer.eos_token_id] * (T - len(x)) for x in ids])
-    action, behavior, end = torch.zeros(R, T, dtype=torch.bool), torch.zeros(R, T), start.clone()
+    action, behavior = torch.zeros(R, T, dtype=torch.bool), torch.zeros(R, T)
 
     live = torch.arange(R)  # rows that have not ended
     for position in range(args.new_tokens):
-        # Every row reads its own last token. Padding is on the right, where attention is causal and sees none of it. There is no
-        # KV cache: responses are short, and the forward is then the one the learner runs.
         at = end[live]
-        logits = model(tokens[live, : int(at.max())]).logits
-        logp = logits[torch.arange(len(live)), at - 1].log_softmax(-1)  # [live, V]
-        # Inverse CDF in float64: the first token whose cumulative mass exceeds u times the whole.
-        cdf = logp.double().exp().cumsum(-1)
-        u = torch.tensor([uniform(stream[i], position) for i in live.tolist()], dtype=torch.float64)
-        token = (cdf > (u * (cdf[:, -1] * (1 - 2.0**-52)))[:, None]).int().argmax(-1)
-        tokens[live, at], action[live, at] = token, True
-        behavior[live, at] = logp.gather(-1, token[:, None])[:, 0].float()
+        token, logp = draw(model, tokens[live], at, [uniform(stream[i], position) for i in live.tolist()])
+        tokens[live, at], action[live, at], behavior[live, at] = token, True, logp
         end[live] += 1
         live = live[token != tokenizer.eos_token_id]
         if not len(live):
