@@ -18,6 +18,8 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.foreign import shown
+
 I16 = npt.NDArray[np.int16]
 I32 = npt.NDArray[np.int32]
 I64 = npt.NDArray[np.int64]
@@ -251,7 +253,7 @@ class TrimtabError(Exception):
 
     @classmethod
     def field(cls, name: str, value: object, remedy: str) -> Self:
-        return cls(f"{name} = {value!r}: {remedy}")
+        return cls(f"{name} = {shown(value)}: {remedy}")
 
 
 class StoppedByRule(TrimtabError):

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from trimtab.config.load import read_resolved, validate
 from trimtab.config.models import model_folder
+from trimtab.foreign import printable
 from trimtab.records import Group, Outcome, Rollout, TrimtabError
 from trimtab.store.run_folder import RunFolder
 
@@ -33,9 +34,8 @@ def show(path: Path, batch: int | None, limit: int, outcome: str | None) -> None
     if not entries:
         raise TrimtabError.field("batch", batch, f"{path} has no rollouts of it on record; leave it out for the last one")
     console = Console()
-    console.print(
-        f"batch {wanted}, trained at version {entries[0].version}" + ("" if entries[0].trained else f", skipped: {entries[0].reason}")
-    )
+    skipped = "" if entries[0].trained else f", skipped: {printable(entries[0].reason)}"
+    console.print(Text(f"batch {wanted}, trained at version {entries[0].version}{skipped}"))
     left = limit
     for entry in entries:
         for group in entry.groups:
@@ -56,7 +56,7 @@ def _print(console: Console, decode: object, group: Group, rollout: Rollout, ver
         for token, action, v in zip(segment.tokens, segment.action_mask, segment.versions, strict=True):
             age = int(version - v)
             style = AGE_STYLES[min(age, len(AGE_STYLES) - 1)] if action else "dim"
-            text.append(str(decode([int(token)])).replace("\n", "\\n"), style=style)
+            text.append(printable(str(decode([int(token)]))), style=style)
             ages += [age] if action else []
         runs = ", ".join(f"{age} x{len(list(same))}" for age, same in groupby(ages))
         console.print(text, soft_wrap=True)

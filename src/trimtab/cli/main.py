@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from trimtab.cli.streams import forgive
+from trimtab.foreign import printable
 from trimtab.records import TrimtabError
 
 app = typer.Typer(
@@ -296,8 +297,15 @@ def main() -> None:
     try:
         app()
     except TrimtabError as error:
-        print(f"trimtab: {error}", file=sys.stderr)
+        print(f"trimtab: {printable(str(error))}", file=sys.stderr)
         raise SystemExit(error.exit_code) from None
+    except OSError as error:  # of a file that no room expected to be refused
+        from trimtab.store.durable import refused
+
+        if (said := refused(error, Path())) is None:
+            raise
+        print(f"trimtab: {printable(str(said))}", file=sys.stderr)
+        raise SystemExit(said.exit_code) from None
 
 
 if __name__ == "__main__":

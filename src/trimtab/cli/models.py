@@ -10,6 +10,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from trimtab.foreign import printable
 from trimtab.records import TrimtabError
 
 
@@ -61,7 +62,7 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
         print(f"{folder}: held-out {found.text()}")
         print(f"responses: {listed}; mean length {found.length:.1f} tokens")
         if found.doubtful:
-            print(f"not to be believed: {found.failed:.0%} failed, more than eval.max_error_share; most often: {found.error}")
+            print(f"not to be believed: {found.failed:.0%} failed, more than eval.max_error_share; most often: {printable(found.error)}")
 
 
 def warmstart(out: Path, seed: int, overrides: Sequence[str]) -> None:

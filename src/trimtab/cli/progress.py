@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from trimtab.config.run import RunConfig
+from trimtab.foreign import printable
 from trimtab.telemetry.events import Event
 from trimtab.telemetry.held_out import HeldOut
 from trimtab.telemetry.metrics import BatchRecord
@@ -64,7 +65,7 @@ class Progress:
         names = ", ".join(m.name for m in chain.methods)
         begun = f"{self._path}: {self._config.runtime.kind}, {self._config.learner.batches} batches, methods {names}"
         for line in (begun, *(f"note: {said}" for said in chain.said)):
-            self._console.print(line, highlight=False, soft_wrap=True)
+            self._print(line)
         if self._live is not None:
             self._live.start()
 
@@ -75,35 +76,39 @@ class Progress:
     def batch(self, record: BatchRecord, waiting_for: str) -> None:
         self._begin()
         self._recent.append(record)
-        self._waiting = waiting_for
+        self._waiting = printable(waiting_for)
         self._first = self._first or (record.batch, time.monotonic())
         self._bar.update(self._task, completed=record.batch + 1)
         if self._live is not None:
             self._live.update(self._view())
         elif record.batch % QUIET_EVERY == 0 or record.batch + 1 == self._config.learner.batches:
-            self._console.print(self._line(record), highlight=False, soft_wrap=True)
+            self._print(self._line(record))
 
     def event(self, event: Event) -> None:
         self._begin()
-        self._events.append(f"batch {event.batch}: {event.name}: {event.message}")
+        self._events.append(printable(f"batch {event.batch}: {event.name}: {event.message}"))
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._console.print(f"{event.severity.value}: {self._events[-1]}", highlight=False, soft_wrap=True)
+            self._print(f"{event.severity.value}: {self._events[-1]}")
 
     def evaluated(self, batch: int, found: HeldOut) -> None:
         self._begin()
-        self._held_out = f"{found.text()}, after {batch} batches"
+        self._held_out = f"{printable(found.text())}, after {batch} batches"
         if self._live is not None:
             self._live.update(self._view())
         else:
-            self._console.print(f"held-out {self._held_out}", markup=False, highlight=False, soft_wrap=True)
+            self._print(f"held-out {self._held_out}")
+
+    def _print(self, line: str) -> None:
+        """A line as it is: brackets in it are no markup, and whatever a name or a message holds, it stays one line."""
+        self._console.print(Text(printable(line)), soft_wrap=True)
 
     def _averages(self) -> list[tuple[str, str]]:
         out = []
         for label, name, form in SHOWN:
             values = [v for r in self._recent if (v := r.value(name)) is not None]
-            out.append((label, form.format(sum(values) / len(values)) if values else "-"))
+            out.append((label, _short(sum(v / len(values) for v in values), form) if values else "-"))
         return out
 
     def _left(self, record: BatchRecord) -> str:
@@ -141,3 +146,9 @@ class Progress:
         notes += [Text(e, style="yellow") for e in self._events]
         notes += [Text(note, style="yellow") for note in (self._failures(), self._skips()) if note]
         return Group(self._bar.get_renderable(), table, *notes)
+
+
+def _short(value: float, form: str) -> str:
+    """Whatever the number is, it does not take the line."""
+    text = form.format(value)
+    return text if len(text) <= 12 else f"{value:.2e}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from io import TextIOWrapper
 from typing import TextIO
 
 
@@ -52,4 +53,6 @@ def forgive() -> None:
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if not isinstance(stream, Forgiving):
+            if isinstance(stream, TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a file's name may be no text, a terminal may lack a letter
             setattr(sys, name, Forgiving(stream))

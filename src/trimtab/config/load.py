@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import difflib
-import json
 import tomllib
 from collections.abc import Mapping, Sequence
 from importlib import resources
@@ -17,6 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from trimtab.config.run import RunConfig
+from trimtab.foreign import DEPTH, parse_json, parse_toml
 from trimtab.plugins import Kinds, kind_names
 from trimtab.records import Json, TrimtabError
 
@@ -45,20 +45,20 @@ def read_table(source: str) -> Table:
         except (OSError, UnicodeDecodeError) as error:
             raise TrimtabError.field("config", source, f"cannot be read ({error})") from None
     try:
-        return cast(Table, tomllib.loads(text))
-    except tomllib.TOMLDecodeError as error:
+        return cast(Table, parse_toml(text))
+    except ValueError as error:
         raise TrimtabError.field("config", source, f"not valid TOML: {error}") from None
 
 
 def read_resolved(path: Path) -> Table:
     """The configuration that a run folder keeps as ``config.json``."""
     try:
-        table: Json = json.loads(path.read_bytes())
+        table = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
         raise TrimtabError(f"{path} cannot be read ({error}); restore it from a copy") from None
     if not isinstance(table, dict):
         raise TrimtabError(f"{path} is not a JSON object; restore it from a copy")
-    return table
+    return cast(Table, table)
 
 
 def override(table: Table, assignments: Sequence[str]) -> Table:
@@ -72,6 +72,8 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
         if not equals or not key.strip():
             raise TrimtabError.field("override", assignment, "write key=value, as in learner.batches=100")
         *tables, last = key.strip().split(".")
+        if len(tables) > DEPTH:
+            raise TrimtabError.field("override", assignment, f"no key has {len(tables)} dots")
         node = out
         for part in tables:
             child = node.setdefault(part, {})
@@ -90,20 +92,44 @@ def override(table: Table, assignments: Sequence[str]) -> Table:
 
 def _value(assignment: str, text: str) -> Json:
     try:
-        return cast(Json, tomllib.loads(f"x = {text}")["x"])
+        return cast(Json, parse_toml(f"x = {text}")["x"])
     except tomllib.TOMLDecodeError as error:
         if text[:1] in ("[", "{", '"', "'"):
             hint = "quote it, or the shell takes its quotation marks away, as in 'methods=[\"vcpo\"]'"
             raise TrimtabError.field("override", assignment, f"{text} is no TOML value ({error}); {hint}") from None
         return text
+    except ValueError as error:
+        raise TrimtabError.field("override", assignment, f"it cannot be read: {error}") from None
 
 
 def validate(table: Mapping[str, Json]) -> RunConfig:
     """The configuration, or one sentence that names the field, its value and the remedy."""
+    _check_values(table)
     try:
         return RunConfig.model_validate(_with_kinds(RunConfig, table))
     except ValidationError as error:
         raise _sentence(error.errors()[0]) from None
+
+
+def _check_values(table: Mapping[str, Json], prefix: str = "") -> None:
+    """Refuse what no option can mean and what reads fails on later: integers beyond 64 bits, text that no file name can hold."""
+    for key, value in table.items():
+        where = f"{prefix}{key}"
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, dict | list):
+                _check_values(item if isinstance(item, dict) else {"": item}, f"{where}.")
+            elif isinstance(item, int) and item.bit_length() > 63:
+                raise TrimtabError.field(where, item, "an integer beyond 64 bits; give a smaller one")
+            elif isinstance(item, str) and ("\0" in item or not _encodes(item)):
+                raise TrimtabError.field(where, item, "it holds a null character or is not UTF-8 text; leave it out")
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _with_kinds(model: type[BaseModel], table: Mapping[str, Json]) -> Table:

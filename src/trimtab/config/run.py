@@ -22,7 +22,7 @@ from trimtab.store.options import StoreOptions
 from trimtab.tasks.options import JsonlOptions, PromptOptions, ReasoningGymOptions, VerifierOptions
 from trimtab.telemetry.options import TelemetryOptions
 
-NAMES = "it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first"
+NAMES = "it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first, 100 at most"
 
 
 EngineChoice = Annotated[EngineOptions, Kinds("trimtab.engines", "engine", (TorchEngineOptions, ScriptedEngineOptions), default="torch")]
@@ -75,7 +75,7 @@ class RunConfig(_Options):
 
     model_config = ConfigDict(defer_build=True)
 
-    name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]*", NAMES)] = Field("run", description="folder below runs/")
+    name: Annotated[str, shaped(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", NAMES)] = Field("run", description="folder below runs/")
     seed: int = Field(
         0, ge=0, description="everything random in the run follows from it: order of the prompts, sampled tokens, initial critic"
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from trimtab.engines.folder import check_config, check_folder
+from trimtab.engines.folder import check_code, check_config, check_folder
 from trimtab.engines.vocabulary import Vocabulary
 from trimtab.records import TrimtabError
 
@@ -67,7 +67,9 @@ def load_policy(path: str | Path, dtype: torch.dtype = torch.float32, device: st
     tokenizer = load_tokenizer(folder)
     try:
         # The stub of from_pretrained does not know that it returns a pair here.
-        loaded: object = Qwen2ForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype, output_loading_info=True)
+        loaded: object = Qwen2ForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype=dtype, output_loading_info=True
+        )
     except RuntimeError as error:  # transformers reports tensors of another shape this way
         raise TrimtabError(
             f"{folder}: the weights do not fit config.json ({str(error).splitlines()[0]}); export the model again"
@@ -90,11 +92,12 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase:
     """The tokenizer of a local model folder. Raises ``TrimtabError`` where its files cannot be read."""
     from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+    check_code(folder)
     # For a Qwen2 folder AutoTokenizer keeps only the vocabulary of tokenizer.json and puts Qwen2's own byte-level rules around it,
     # whatever the file says; the fast class takes the file as it is.
     exact = (folder / "tokenizer.json").is_file()
     try:
-        return (PreTrainedTokenizerFast if exact else AutoTokenizer).from_pretrained(folder, local_files_only=True)
+        return (PreTrainedTokenizerFast if exact else AutoTokenizer).from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise TrimtabError(f"{folder}: the tokenizer files cannot be read ({error}); save the tokenizer again") from error
 

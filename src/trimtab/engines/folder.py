@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 
+from trimtab.foreign import parse_json, shown
 from trimtab.records import Json, TrimtabError
 
 ARCHITECTURE = "Qwen2ForCausalLM"
@@ -20,18 +20,38 @@ def check_folder(folder: Path) -> int:
     """
     if not folder.is_dir():
         raise TrimtabError.field("model", str(folder), "no such folder; name a local Hugging Face model folder")
-    try:
-        config: Json = json.loads((folder / "config.json").read_text())
-    except FileNotFoundError:
-        raise TrimtabError.field("model", str(folder), "not a model folder, it has no config.json") from None
-    except ValueError as error:
-        raise TrimtabError.field("model", str(folder), f"its config.json is not JSON ({error})") from None
-    if not isinstance(config, dict):
-        raise TrimtabError.field("model", str(folder), "its config.json is not a JSON object")
+    if not (folder / "config.json").exists():
+        raise TrimtabError.field("model", str(folder), "not a model folder, it has no config.json")
+    config = _object(folder, "config.json")
+    check_code(folder)
     check_config(config, str(folder))
     if not any(all((folder / file).is_file() for file in files) for files in _TOKENIZER_FILES):
         raise TrimtabError.field("model", str(folder), "it has no tokenizer files; save the tokenizer beside the model (tokenizer.json)")
     return sum(_check_header(file) for file in _weight_files(folder))
+
+
+def check_code(folder: Path) -> None:
+    """Refuse a folder that brings its own Python code (``auto_map``), which transformers would offer to run.
+
+    Raises:
+        TrimtabError: naming the file and what it would run; or one of its files cannot be read.
+    """
+    for path in sorted(folder.glob("*config.json")):
+        if wanted := _object(folder, path.name).get("auto_map"):
+            remedy = f"{path.name} has auto_map = {shown(wanted)}: it wants Python code of its own to be run, which Trimtab never does"
+            raise TrimtabError.field("model", str(folder), f"{remedy}; export the model with a class that transformers has")
+
+
+def _object(folder: Path, name: str) -> dict[str, Json]:
+    try:
+        found = parse_json((folder / name).read_bytes())
+    except OSError as error:
+        raise TrimtabError.field("model", str(folder), f"its {name} cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise TrimtabError.field("model", str(folder), f"its {name} is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise TrimtabError.field("model", str(folder), f"its {name} is not a JSON object")
+    return found
 
 
 def check_config(config: dict[str, Json], where: str) -> None:
@@ -58,10 +78,11 @@ def _weight_files(folder: Path) -> list[Path]:
     if not index.is_file():
         files = [folder / "model.safetensors"]
     else:
-        try:
-            files = sorted({folder / shard for shard in json.loads(index.read_text())["weight_map"].values()})
-        except (ValueError, KeyError) as error:
-            raise TrimtabError(f"{index} is corrupt ({error}); copy the folder again") from None
+        named = _object(folder, index.name).get("weight_map")
+        shards = list(named.values()) if isinstance(named, dict) else []
+        files = sorted({folder / shard for shard in shards if isinstance(shard, str) and Path(shard).name == shard})
+        if not shards or len(files) != len({str(shard) for shard in shards}):
+            raise TrimtabError(f"{index} is corrupt (no weight_map that names files of the folder); copy the folder again")
     for file in files:
         if not file.is_file():
             raise TrimtabError(f"{folder} lacks {file.name}; only safetensors weights are read, export the model with save_pretrained")

@@ -11,8 +11,8 @@ from trimtab.lab.options import OfMetric, Where
 
 
 class _Figure(Where):
-    name: Annotated[str, shaped(r"[a-z0-9][a-z0-9-]*", "use lower-case letters, digits and hyphens, no hyphen first")] = Field(
-        description="of its files"
+    name: Annotated[str, shaped(r"[a-z0-9][a-z0-9-]{0,99}", "use lower-case letters, digits and hyphens, 100 at most, no hyphen first")] = (
+        Field(description="of its files")
     )
     title: str = Field(description="what is to be seen, one short sentence")
     note: str = Field("", description="below the title: what the reader must know to read it")

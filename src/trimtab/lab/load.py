@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import tomllib
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import resources
@@ -13,6 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from trimtab.config.load import presets, read_table, validate
 from trimtab.config.run import RunConfig
+from trimtab.foreign import parse_toml
 from trimtab.lab import store, warm
 from trimtab.lab.mistakes import sentence
 from trimtab.lab.options import ExperimentOptions
@@ -75,10 +75,10 @@ def load(source: str) -> Loaded:
         hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(shipped())}, or give the path of your own .toml file"
         raise TrimtabError.field("experiment", source, hint)
     try:
-        table = tomllib.loads(path.read_text(encoding="utf-8"))
+        table = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise TrimtabError.field("experiment", source, f"the file cannot be read ({error})") from None
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:
         raise TrimtabError.field("experiment", source, f"not valid TOML: {error}") from None
     try:
         experiment = Experiment.model_validate(table)

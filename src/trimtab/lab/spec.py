@@ -21,8 +21,9 @@ Table = dict[str, JsonValue]  # overrides of a run's configuration, as in a conf
 Name = Annotated[
     str,
     shaped(
-        r"[A-Za-z0-9_][A-Za-z0-9._+-]*",
-        "it becomes part of file names: use letters, digits, dots, hyphens, pluses and underscores, no dot, hyphen or plus first",
+        r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,99}",
+        "it becomes part of file names: use letters, digits, dots, hyphens, pluses and underscores, 100 at most, no dot, hyphen or plus "
+        "first",
     ),
 ]
 SMOKE: Table = {"learner": {"batches": 3}, "eval": {"prompts": 8}}

@@ -8,6 +8,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from trimtab.extras import require
+from trimtab.foreign import printable_lines
 from trimtab.records import TrimtabError
 from trimtab.report import figures, palette, panels, shares, style, timeline, words
 from trimtab.report.panels import Panel
@@ -61,7 +62,7 @@ def render(runs: Sequence[Run]) -> str:
     from jinja2 import Environment, StrictUndefined
 
     room = files("trimtab.report")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    environment = Environment(autoescape=True, undefined=StrictUndefined, finalize=_page_text, trim_blocks=True, lstrip_blocks=True)
     several = len(runs) > 1
     facts = [words.facts(run) for run in runs]
     return environment.from_string(room.joinpath("page.html.jinja").read_text(encoding="utf-8")).render(
@@ -80,6 +81,11 @@ def render(runs: Sequence[Run]) -> str:
         listed=LISTED,
         decisions=words.decisions(runs),
     )
+
+
+def _page_text(value: object) -> object:
+    """Every text that a run's files bring to the page; what is markup is ours."""
+    return printable_lines(value) if type(value) is str else value
 
 
 def _sections(runs: Sequence[Run]) -> list[Section]:

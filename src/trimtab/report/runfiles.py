@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from trimtab.foreign import parse_json, parse_toml, printable
 from trimtab.records import Json, TrimtabError
 from trimtab.report.summary import Summary
 from trimtab.telemetry.held_out import HeldOut
@@ -22,6 +21,7 @@ from trimtab.telemetry.sinks import DECISIONS, EVAL, EVENTS, METRICS, TIMELINE
 CONFIG = "config.toml"
 F64 = npt.NDArray[np.float64]
 Row = dict[str, Json]
+LABEL = 120  # characters of a run's name on the page
 
 
 def _rows(path: Path) -> tuple[list[Row], int]:
@@ -34,7 +34,7 @@ def _rows(path: Path) -> tuple[list[Row], int]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = parse_json(line)
         except ValueError:  # torn by a crash
             row = None
         if isinstance(row, dict):
@@ -87,6 +87,16 @@ class Run:
         known = np.isfinite(y)
         return self.batches[known], y[known]
 
+    @cached_property
+    def unreadable(self) -> dict[str, int]:
+        """Metrics that were recorded as no finite number, or one beyond ``LARGEST``, and in how many batches: no figure has them."""
+        out: dict[str, int] = {}
+        for row in self.metrics:
+            for name, value in _child(row, "metrics").items():
+                if number(value) is None and not _nothing(value):
+                    out[name] = out.get(name, 0) + 1
+        return out
+
     def share(self, name: str) -> tuple[F64, F64]:
         """Batches and the share that one ``time/*`` metric has of all of them together."""
         spent = np.nansum([self.column(other) for other in TIME_SHARES], axis=0)
@@ -133,7 +143,7 @@ class Run:
         for row in self.metrics:
             for label, cells in _child(row, "by_age").items():
                 tokens = number(cells.get("tokens")) if isinstance(cells, dict) else None
-                if not isinstance(cells, dict) or not tokens or not label.isdigit():
+                if not isinstance(cells, dict) or not tokens or not is_age(label):
                     continue
                 total = sums.setdefault(int(label), {"tokens": 0.0})
                 total["tokens"] += tokens
@@ -146,8 +156,8 @@ class Run:
     def options(self) -> dict[str, str]:
         """The resolved configuration, flat: ``learner.lr`` -> ``0.0003``."""
         try:
-            return dict(_flat(tomllib.loads(self.config)))
-        except tomllib.TOMLDecodeError:
+            return dict(_flat(parse_toml(self.config)))
+        except ValueError:
             return {}
 
 
@@ -173,13 +183,23 @@ def load(folder: Path, label: str) -> Run:
 
 
 def labels(folders: Sequence[Path]) -> list[str]:
-    """A short name for each folder: its last parts, as many as tell them apart."""
+    """A short name for each folder: its last parts, as many as tell them apart, printable."""
     paths = [folder.resolve() for folder in folders]
     for depth in range(1, max((len(p.parts) for p in paths), default=1) + 1):
-        names = ["/".join(p.parts[-depth:]) for p in paths]
+        names = [printable("/".join(p.parts[-depth:]), LABEL) for p in paths]
         if len(set(names)) == len(names):
             return names
     return [f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def is_age(text: str) -> bool:
+    """A key of the histograms; no run is a million versions late."""
+    return text.isascii() and text.isdigit() and len(text) <= 6
+
+
+def _nothing(value: Json) -> bool:
+    """A rate over nothing: nothing was observed, which is no fault."""
+    return isinstance(value, list) and len(value) == 2 and value[1] == 0
 
 
 def _child(row: Mapping[str, Json], name: str) -> dict[str, Json]:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from trimtab.foreign import mathtext
 from trimtab.report import palette, style
 from trimtab.report.panels import Panel
-from trimtab.report.runfiles import Run
+from trimtab.report.runfiles import Run, is_age
 from trimtab.telemetry.names import TIME_SHARES
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def _shares_of_runs(ax: Axes, runs: Sequence[Run], present: Sequence[str]) -> No
         what = name.removeprefix("time/")
         ax.barh(rows, share[:, i], 0.5, ends[:, i] - share[:, i], color=activity_color(what), label=what)
     for r, run in enumerate(runs):
-        ax.text(0.0, r - 0.3, run.label, va="bottom", fontsize=7.5, color=style.COLORS[r % len(style.COLORS)])
+        ax.text(0.0, r - 0.3, mathtext(run.label), va="bottom", fontsize=7.5, color=style.COLORS[r % len(style.COLORS)])
     ax.set_yticks([])
     ax.set_ylim(len(runs) - 0.65, -0.75)
     ax.set_xlim(0, 1)
@@ -176,7 +177,7 @@ def waits(run: Run) -> tuple[float | None, float | None]:
 
 
 def _numbered(histogram: dict[str, float]) -> dict[int, float]:
-    return {int(key): value for key, value in histogram.items() if key.isdigit()}
+    return {int(key): value for key, value in histogram.items() if is_age(key)}
 
 
 def _percent(value: float, _position: float) -> str:

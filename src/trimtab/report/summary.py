@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, cast
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from trimtab.records import Json, TrimtabError
 from trimtab.telemetry.held_out import HeldOut
 
 FILE = "summary.json"
+Count = Annotated[int, Field(le=2**53)]
 Status = Literal["running", "done", "stopped", "interrupted", "failed"]
 
 
@@ -31,12 +32,12 @@ class Summary(BaseModel):
     before: dict[str, JsonValue] | None = None
     after: dict[str, JsonValue] | None = None
     best: dict[str, JsonValue] | None = None
-    batches: int  # consumed
-    applied: int
-    skipped: int
-    max_age: int  # of any token trained on
+    batches: Count  # consumed
+    applied: Count
+    skipped: Count
+    max_age: Count  # of any token trained on
     mean_age: float  # over tokens
-    spanning_rollouts: int  # trained rollouts with tokens of two or more versions
+    spanning_rollouts: Count  # trained rollouts with tokens of two or more versions
     verdicts: dict[str, int] = {}  # responses asked about in training; errors and timeouts among them; lost, retried; groups given up
     moved_weights: float | None = None  # share of the published weights that an applied step changed, mean
     wall_s: float

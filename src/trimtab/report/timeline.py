@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from trimtab.foreign import mathtext
 from trimtab.report import palette, style
 from trimtab.report.panels import Panel
 from trimtab.report.runfiles import Run
@@ -34,10 +35,10 @@ def draw(run: Run, of: str = "") -> Panel:
     for what in whats:
         for lane, who in enumerate(lanes):
             spans = _spans([row for row in rows if row[:2] == (who, what)], start, end)
-            ax.broken_barh(spans, (lane - 0.36, 0.72), facecolors=activity_color(what), label="" if lane else what, lw=0)
+            ax.broken_barh(spans, (lane - 0.36, 0.72), facecolors=activity_color(what), label="" if lane else mathtext(what), lw=0)
     done = run.times[(run.times >= start) & (run.times <= end)]
     ax.vlines(done, -0.5, len(lanes) - 0.5, color=palette.INK, lw=0.5, alpha=0.5)
-    ax.set_yticks(range(len(lanes)), lanes)
+    ax.set_yticks(range(len(lanes)), [mathtext(lane) for lane in lanes])
     ax.set_ylim(len(lanes) - 0.45, -0.55)
     ax.set_xlim(start, end)
     ax.grid(axis="y", visible=False)

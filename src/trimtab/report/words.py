@@ -15,7 +15,7 @@ from trimtab.report.shares import waits
 from trimtab.telemetry.detectors import NormSpike
 from trimtab.telemetry.held_out import HeldOut, moved
 from trimtab.telemetry.intervals import Estimate, change
-from trimtab.telemetry.metrics import number
+from trimtab.telemetry.metrics import LARGEST, number
 
 _ENDED = {
     "done": "The run finished its plan.",
@@ -58,6 +58,9 @@ def verdict(run: Run, brief: bool = False) -> list[str]:
     if run.damaged:
         lines = ", ".join(f"{n} in {name}" for name, n in run.damaged.items())
         out.append(f"Lines that could not be read, as a crash leaves them, were left out: {lines}.")
+    if run.unreadable:
+        lost = ", ".join(f"{name} in {_count(n, 'batch', 'batches')}" for name, n in sorted(run.unreadable.items()))
+        out.append(f"Not finite, or too large to mean anything, and left out: {lost}.")
     return out
 
 
@@ -252,7 +255,9 @@ def _peak(run: Run, name: str) -> float | None:
 
 
 def _shown(value: float | None, form: str) -> str:
-    return "–" if value is None or not np.isfinite(value) else format(value, form)
+    if value is None or not np.isfinite(value):
+        return "–"
+    return format(value, form) if abs(value) < 1e15 else f"{value:.3g}"
 
 
 def _cell(value: Json) -> str:
@@ -266,6 +271,8 @@ def _count(n: int, one: str, many: str) -> str:
 
 
 def _duration(seconds: float) -> str:
+    if not abs(seconds) <= LARGEST:
+        return "–"
     if seconds < 90:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)

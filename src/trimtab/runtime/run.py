@@ -30,7 +30,7 @@ from trimtab.runtime.lockstep import Lockstep
 from trimtab.runtime.session import Observer, Session
 from trimtab.runtime.snapshots import Snapshots
 from trimtab.runtime.stopping import Interrupted, Stop
-from trimtab.store.durable import write_atomic
+from trimtab.store.durable import disk, refused, write_atomic
 from trimtab.store.resume import prepare_resume
 from trimtab.store.run_folder import RunFolder
 from trimtab.store.tree import StateTree
@@ -67,7 +67,8 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
     new = not path.exists()
     folder, stop = RunFolder.create(path), Stop()
     with folder, stop.listening():
-        configure("INFO", path / "run.log", "learner")
+        with disk(path / "run.log"):
+            configure("INFO", path / "run.log", "learner")
         try:
             with stop.at_once():
                 parts = build(config)
@@ -90,7 +91,8 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: 
     """Go on from the newest checkpoint that verifies; overrides are limited to what may change."""
     folder, stop = RunFolder.open(path), Stop()
     with folder, stop.listening():
-        configure("INFO", path / "run.log", "learner")
+        with disk(path / "run.log"):
+            configure("INFO", path / "run.log", "learner")
         config = changed(read_resolved(folder.config_json), overrides)
         try:
             with stop.at_once():
@@ -179,7 +181,10 @@ def _drive(session: Session, parts: Parts, runtime: Runtime, stop: Stop, *, fres
         reason = "ended at once by Ctrl-C: a resume goes on from the newest checkpoint"
         raise
     except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
+        said = refused(error, session.folder.path) if isinstance(error, OSError) else None
+        reason = f"{type(error).__name__}: {error}" if said is None else str(said)
+        if said is not None:
+            raise said from error
         log.exception("the run broke")
         raise
     finally:
@@ -276,3 +281,5 @@ def _report(folder: RunFolder) -> None:
         build_report([folder.path], folder.report)
     except MissingExtra as error:  # the page can be made later, from the run's files
         log.info("%s", error)
+    except (TrimtabError, OSError) as error:
+        log.warning("report.html is not made (%s); once that is mended: trimtab report %s", error, folder.path)

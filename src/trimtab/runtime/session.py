@@ -266,10 +266,11 @@ class Session:
     def _keep_refused(self, formed: Formed, reason: str) -> None:
         """The groups of a refused step, for inspection."""
         from trimtab.store.codec import groups_to_table, to_parquet
-        from trimtab.store.durable import write_atomic
+        from trimtab.store.durable import disk, write_atomic
 
         path = self.folder.path / "refused" / f"{formed.batch.number:06d}.parquet"
-        path.parent.mkdir(exist_ok=True)
+        with disk(path.parent):
+            path.parent.mkdir(exist_ok=True)
         write_atomic(path, to_parquet(groups_to_table(formed.batch.groups)))
         log.warning("batch %d refused: %s; its groups are in %s", formed.batch.number, reason, path)
 

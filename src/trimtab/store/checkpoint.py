@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from trimtab.records import TrimtabError
 from trimtab.store.codec import groups_to_table, table_to_groups, to_parquet
-from trimtab.store.durable import TEMP, disk_error, sync, write_file
+from trimtab.store.durable import TEMP, disk, disk_error, exhausted, sync, write_file
 from trimtab.store.tree import Flat, StateTree, flatten, pack, unflatten, unpack
 
 log = logging.getLogger(__name__)
@@ -79,15 +79,17 @@ def save(folder: Path, number: int, parts: Mapping[str, StateTree], *, keep: int
     finally:
         shutil.rmtree(temp, ignore_errors=True)
     _verify(folder, number)
-    for old in numbers(folder)[:-keep]:
-        if old < number:
-            _remove(folder, old)
+    with disk(folder, f"checkpoint {number} is intact"):
+        for old in numbers(folder)[:-keep]:
+            if old < number:
+                _remove(folder, old)
     return final
 
 
 def numbers(folder: Path) -> list[int]:
     """The checkpoints that are there, oldest first; they may still fail to verify."""
-    return sorted(int(p.name) for p in folder.iterdir() if _NAME.fullmatch(p.name)) if folder.is_dir() else []
+    with disk(folder, what="read"):
+        return sorted(int(p.name) for p in folder.iterdir() if _NAME.fullmatch(p.name)) if folder.is_dir() else []
 
 
 def load(folder: Path, number: int) -> Mapping[str, StateTree]:
@@ -102,13 +104,14 @@ def load(folder: Path, number: int) -> Mapping[str, StateTree]:
     path = folder / f"{number:06d}"
     names = _verify(folder, number)
     parts: dict[str, StateTree] = {}
-    for part in (name.removesuffix(".json") for name in names if name.endswith(".json")):
-        flat = Flat(skeleton=json.loads((path / f"{part}.json").read_bytes()))
-        if f"{part}.safetensors" in names:
-            flat.arrays = unpack((path / f"{part}.safetensors").read_bytes())
-        if f"{part}.parquet" in names:
-            flat.groups = table_to_groups(pq.read_table(path / f"{part}.parquet"))
-        parts[part] = unflatten(flat)
+    with disk(path, what="read"):
+        for part in (name.removesuffix(".json") for name in names if name.endswith(".json")):
+            flat = Flat(skeleton=json.loads((path / f"{part}.json").read_bytes()))
+            if f"{part}.safetensors" in names:
+                flat.arrays = unpack((path / f"{part}.safetensors").read_bytes())
+            if f"{part}.parquet" in names:
+                flat.groups = table_to_groups(pq.read_table(path / f"{part}.parquet"))
+            parts[part] = unflatten(flat)
     return parts
 
 
@@ -149,7 +152,9 @@ def _verify(folder: Path, number: int) -> Collection[str]:
     try:
         manifest = json.loads((path / MANIFEST).read_bytes())
         form, stated, digests = manifest["format"], manifest["number"], dict(manifest["blake2b"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        if isinstance(error, OSError) and exhausted(error):
+            raise disk_error(path / MANIFEST, error, what="read") from error
         raise CorruptCheckpoint(f"{path / MANIFEST} cannot be read ({error})") from error
     if form != FORMAT:
         raise TrimtabError(f"{path} has checkpoint format {form}, this Trimtab reads format {FORMAT}: use the version that wrote it")
@@ -160,6 +165,8 @@ def _verify(folder: Path, number: int) -> Collection[str]:
             with open(path / name, "rb") as file:
                 found = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=_DIGEST)).hexdigest()
         except OSError as error:
+            if exhausted(error):
+                raise disk_error(path / name, error, what="read") from error
             raise CorruptCheckpoint(f"{path / name} cannot be read ({error.strerror})") from error
         if found != digest:
             raise CorruptCheckpoint(f"{path / name} is corrupt (its digest differs from the manifest's)")

@@ -6,6 +6,8 @@ bytes that are not there, the second makes the rename itself survive.
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from trimtab.records import TrimtabError
@@ -55,9 +57,45 @@ def sync(path: Path) -> None:
         os.close(fd)
 
 
-def disk_error(path: Path, error: OSError, kept: str = "what was there before is unchanged") -> TrimtabError:
-    """One sentence for a failed write: what, why, what is still good, what to do."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    why = "the disk is full" if full else (error.strerror or str(error))
-    remedy = "free some space" if full else "make it writable"
-    return TrimtabError(f"{path} could not be written because {why}: {kept}; {remedy} and continue with `trimtab resume`")
+KEPT = "what was there before is unchanged"
+RESUME = " and continue with `trimtab resume`"
+_FULL = ("the disk is full", "free some space")
+_MANY = ("too many files are open", "raise the limit (ulimit -n)")
+_REASONS = {
+    errno.ENOSPC: _FULL,
+    errno.EDQUOT: _FULL,
+    errno.EMFILE: _MANY,
+    errno.ENFILE: _MANY,
+    errno.ENOMEM: ("the machine has no memory left", "free some"),
+    errno.EROFS: ("the file system is read-only", "make it writable"),
+    errno.ENAMETOOLONG: ("its name is too long", "give a shorter one"),
+    errno.EACCES: ("it is not permitted", "change its permissions"),
+    errno.EPERM: ("it is not permitted", "change its permissions"),
+    errno.ENOTDIR: ("a part of the path is a file", "move that file away"),
+    errno.EIO: ("the disk failed to read or write", "look after the disk"),
+}
+
+
+def disk_error(path: Path, error: OSError, kept: str = KEPT, *, what: str = "written", then: str = RESUME) -> TrimtabError:
+    """One sentence for a file or folder of a run that the machine refuses: what, why, what is still good, what to do."""
+    why, remedy = _REASONS.get(error.errno or 0, (error.strerror or str(error), f"make it {'readable' if what == 'read' else 'writable'}"))
+    return TrimtabError(f"{path} could not be {what} because {why}: {kept}; {remedy}{then}")
+
+
+@contextmanager
+def disk(path: Path, kept: str = KEPT, *, what: str = "written", then: str = RESUME) -> Iterator[None]:
+    """Inside, an OSError is that sentence."""
+    try:
+        yield
+    except OSError as error:
+        raise disk_error(path, error, kept, what=what, then=then) from error
+
+
+def refused(error: OSError, path: Path) -> TrimtabError | None:
+    """That sentence for an error of the machine from anywhere, about ``path`` where it names no file; None for any other error."""
+    return disk_error(Path(str(error.filename or path)), error, what="opened or written", then="") if error.errno in _REASONS else None
+
+
+def exhausted(error: OSError) -> bool:
+    """The process or the machine lacks something (descriptors, memory): that says nothing about the file."""
+    return error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM)

@@ -12,18 +12,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trimtab.foreign import parse_json
 from trimtab.records import Json
-from trimtab.store.durable import disk_error, write_all, write_atomic
+from trimtab.store.durable import disk, disk_error, write_all, write_atomic
 
 log = logging.getLogger(__name__)
 
 
 class JsonLines:
-    """An open log. A record is visible to readers, and survives ``kill -9``, once ``append`` returns."""
+    """An open log. A record is visible to readers, and survives ``kill -9``, once ``append`` returns.
+
+    Raises:
+        TrimtabError: the file cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        with disk(path):
+            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
 
     def append(self, record: Mapping[str, Json]) -> None:
         """Write one record. A write that fails half-way is taken back, so that the log stays whole lines.
@@ -53,7 +59,8 @@ def read_jsonl(path: Path) -> Iterator[dict[str, Json]]:
 
     So is a damaged line elsewhere, with a warning: a log is history, which must not keep a run from going on.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    with disk(path, what="read"):
+        lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     damaged = []
     for number, line in enumerate(lines, 1):
         record = _parse(line)
@@ -100,7 +107,7 @@ def _parse(line: bytes) -> dict[str, Json] | None:
     if not line.endswith(b"\n"):
         return None
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:  # includes bytes that are not UTF-8
         return None
     return record if isinstance(record, dict) else None

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from trimtab.records import Group
 from trimtab.store.codec import group_column, groups_to_table, table_to_groups, to_parquet
-from trimtab.store.durable import write_atomic
+from trimtab.store.durable import disk, disk_error, exhausted, write_atomic
 
 log = logging.getLogger(__name__)
 
@@ -136,10 +136,15 @@ def _table(path: Path, columns: Sequence[str] | None = None) -> pa.Table | None:
             raise ValueError("it has other columns")
         return pq.read_table(path, columns=columns, page_checksum_verification=True)
     except (pa.ArrowException, OSError, ValueError) as error:
+        if isinstance(error, OSError) and exhausted(error):
+            raise disk_error(path, error, what="read") from error
         log.warning("%s cannot be read and is left out: %s", path, next(iter(str(error).splitlines()), type(error).__name__))
         return None
 
 
 def _files(folder: Path) -> list[Path]:
     """The log's own files, oldest first; what else lies there is not ours."""
-    return sorted((p for p in folder.glob("*.parquet") if p.stem.isascii() and p.stem.isdigit() and p.is_file()), key=lambda p: int(p.stem))
+    with disk(folder, what="read"):
+        return sorted(
+            (p for p in folder.glob("*.parquet") if p.stem.isascii() and p.stem.isdigit() and p.is_file()), key=lambda p: int(p.stem)
+        )

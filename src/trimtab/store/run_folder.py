@@ -10,12 +10,14 @@ import os
 import shutil
 import socket
 import weakref
+from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from trimtab.foreign import parse_json
 from trimtab.records import Json, TrimtabError
-from trimtab.store.durable import TEMP, disk_error, sync
+from trimtab.store.durable import TEMP, disk, disk_error, sync
 
 EVALUATION = "evaluation.json"  # beside the model in best/
 
@@ -67,11 +69,9 @@ class RunFolder:
         """
         folder = cls(path, fresh=True)
         folder._check()
-        try:
+        with disk(path, "nothing was begun", what="created", then=" or choose another place"):
             for part in (path, folder.rollouts, folder.checkpoints):
                 part.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise TrimtabError(f"run folder {path} cannot be created ({error.strerror}): choose another place") from error
         return folder
 
     @classmethod
@@ -88,8 +88,9 @@ class RunFolder:
     @staticmethod
     def taken(path: Path) -> bool:
         """Does the folder hold a run, or is one just beginning there?"""
-        if (path / "config.json").exists():
-            return True
+        with _looking(path):
+            if (path / "config.json").exists():
+                return True
         try:
             fd = os.open(path / "lock", os.O_RDWR)
         except OSError:
@@ -110,7 +111,7 @@ class RunFolder:
     def evaluation_of_best(self) -> dict[str, Json] | None:
         """What ``best/`` was found to be, with the ``batch`` it came after; None where there is none, or it is not on record."""
         try:
-            row = json.loads((self.best / EVALUATION).read_bytes())
+            row = parse_json((self.best / EVALUATION).read_bytes())
         except (OSError, ValueError):  # a folder of before, or one that is half gone: it gives way to the next evaluation
             return None
         return row if isinstance(row, dict) and isinstance(row.get("batch"), int) else None
@@ -140,22 +141,27 @@ class RunFolder:
         Raises:
             TrimtabError: another process writes here.
         """
-        fd = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(fd)
-            raise TrimtabError(f"run folder {self.path} is in use by {self._holder()}: stop it or choose another folder") from None
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+        with disk(self.lock):
+            fd = os.open(self.lock, os.O_RDWR | os.O_CREAT, 0o644)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.ftruncate(fd, 0)
+                os.pwrite(fd, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+            except BlockingIOError:
+                os.close(fd)
+                raise TrimtabError(f"run folder {self.path} is in use by {self._holder()}: stop it or choose another folder") from None
+            except OSError:
+                os.close(fd)
+                raise
         self._fd = fd
         # The lock belongs to the open file, which a forked child shares: it would hold the lock beyond our death.
         me = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forget(me()))
         try:
             self._check()
-            for temp in [*self.path.glob(f"{TEMP}*"), *self.path.glob(f"*/{TEMP}*")]:
-                shutil.rmtree(temp) if temp.is_dir() else temp.unlink()
+            with disk(self.path):
+                for temp in [*self.path.glob(f"{TEMP}*"), *self.path.glob(f"*/{TEMP}*")]:
+                    shutil.rmtree(temp) if temp.is_dir() else temp.unlink()
         except BaseException:
             self._release()
             raise
@@ -172,21 +178,27 @@ class RunFolder:
 
     def _check(self) -> None:
         """A run exists from the moment its resolved configuration does."""
-        if self._fresh and self.config_json.exists():
+        with _looking(self.path):
+            there = self.config_json.exists()
+        if self._fresh and there:
             raise TrimtabError(
                 f"run folder {self.path} already holds a run: continue it with `trimtab resume {self.path}` or choose another name"
             )
-        if not self._fresh and not self.config_json.exists():
+        if not self._fresh and not there:
             raise TrimtabError(
                 f"run folder {self.path} holds no run (it has no config.json): give the folder that `trimtab train` wrote to"
             )
 
     def _holder(self) -> str:
         try:
-            holder = json.loads(self.lock.read_text())
-            return f"process {holder['pid']} on {holder['host']}"
+            holder = parse_json(self.lock.read_text())
+            return f"process {holder['pid']} on {holder['host']}" if isinstance(holder, dict) else "another process"
         except (OSError, ValueError, KeyError):  # taken, but not yet signed
             return "another process"
+
+
+def _looking(path: Path) -> AbstractContextManager[None]:
+    return disk(path, "nothing was changed", what="read", then=", or choose another folder")
 
 
 def _forget(folder: RunFolder | None) -> None:

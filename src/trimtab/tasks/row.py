@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 
+from trimtab.foreign import parse_json
 from trimtab.records import Json, TrimtabError
 from trimtab.tasks.options import JsonlOptions
 from trimtab.tasks.protocol import Prompt
@@ -57,12 +58,12 @@ def _object(line: bytes) -> dict[str, Json]:
     if line[:2] in _UTF16:
         raise BadRow(" is UTF-16 text; save the file as UTF-8")
     try:
-        data = json.loads(line.decode())
+        data = parse_json(line.decode())
     except UnicodeDecodeError as error:
         raise BadRow(f" is not UTF-8 text ({error.reason} at byte {error.start + 1})") from None
     except json.JSONDecodeError as error:
         raise BadRow(f" is not JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # a number of too many digits; lists within lists within lists
+    except ValueError as error:  # a number of too many digits; lists within lists within lists
         raise BadRow(f" cannot be read as JSON ({error})") from None
     if not isinstance(data, dict):
         raise BadRow(f" is a JSON {type(data).__name__}, not an object")

@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import TextIO
 
+from trimtab.foreign import printable, printable_lines
+
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -32,11 +34,11 @@ class LineFormatter(logging.Formatter):
         fields = _extra(record)
         foreign = {words: fields.pop(name) for name, words in _FOREIGN if name in fields}
         extra = "".join(f"  {k}={v}" for k, v in fields.items())
-        trace = "\n" + self.formatException(record.exc_info) if record.exc_info else ""
+        trace = "\n" + printable_lines(self.formatException(record.exc_info)) if record.exc_info else ""
         for words, text in foreign.items():
-            trace += f"\n{text}" if self._foreign else f" ({words} is in run.log)"
+            trace += f"\n{printable_lines(str(text))}" if self._foreign else f" ({words} is in run.log)"
         who = f" {self._who}" if self._who else ""
-        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname}{who} {room}: {record.getMessage()}{extra}{trace}"
+        return f"{self.formatTime(record, '%H:%M:%S')} {record.levelname}{who} {room}: {printable(record.getMessage() + extra)}{trace}"
 
 
 class JsonFormatter(logging.Formatter):

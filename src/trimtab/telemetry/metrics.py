@@ -13,6 +13,7 @@ from trimtab.telemetry.names import KNOWN, METHOD_PREFIX, declared
 from trimtab.telemetry.reducers import ExactSum, Extreme, Mean, Rate, Reducer, Samples
 
 Value = float | Rate
+LARGEST = 1e100  # what is beyond means nothing, and sums of squares of it are infinite: readers leave it out as they do NaN
 
 
 class Metrics:
@@ -146,9 +147,9 @@ def finite(x: float) -> float | None:
 
 
 def pair(value: Json) -> tuple[float, float] | None:
-    """A metric as stored, a number or ``[numerator, denominator]``, as numerator and denominator."""
+    """A metric as stored, a number or ``[numerator, denominator]``, as numerator and denominator; None beyond ``LARGEST``."""
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value), 1.0
+        return (float(value), 1.0) if abs(value) <= LARGEST else None
     if isinstance(value, list) and len(value) == 2:
         n, d = (pair(x) for x in value)
         return (n[0], d[0]) if n and d and d[0] else None
@@ -158,4 +159,5 @@ def pair(value: Json) -> tuple[float, float] | None:
 def number(value: Json) -> float | None:
     """A metric as stored, as one number; None where there is none."""
     found = pair(value)
-    return None if found is None else found[0] / found[1]
+    ratio = None if found is None else found[0] / found[1]
+    return None if ratio is None or not abs(ratio) <= LARGEST else ratio

@@ -11,13 +11,22 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from support.cli import Ran, cli, untouched
+from support.rollouts import rollout, segment
+from support.updates import group
+from trimtab.cli.looking import _print
+from trimtab.cli.progress import Progress
+from trimtab.config.load import load
 from trimtab.store import checkpoint
 from trimtab.store.run_folder import RunFolder
+from trimtab.telemetry.events import Event, Severity
+from trimtab.telemetry.metrics import BatchRecord
 
 from .conftest import BATCHES, Finished
 
@@ -316,3 +325,99 @@ def test_a_verifier_that_does_nothing_but_fail_stops_the_run(work: Path, monkeyp
         rows = [json.loads(line) for line in (work / "runs" / "run" / "run.log").read_text().splitlines()]
         [trace] = [row["trace"] for row in rows if "trace" in row and "bad_rewards" in row["trace"]]
         assert trace.splitlines()[-1] == "RuntimeError: no idea", "once, and in the log"
+
+
+# ------------------------------------------------------------------------------------------------------------- text from outside
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        (f"learner.batches={5000 * '9'}", "it cannot be read: Exceeds the limit (4300 digits)"),
+        ("seed=99999999999999999999", "seed = 99999999999999999999: an integer beyond 64 bits; give a smaller one"),
+        (f"seed=0x{5000 * 'f'}", "seed = (int too large to be shown): an integer beyond 64 bits"),
+        (f"methods={5000 * '['}{5000 * ']'}", "it cannot be read: it is nested more than 100 levels deep"),
+        (f"{200 * 'a.'}a=1", "no key has 200 dots"),
+        (
+            f"name={300 * 'n'}",
+            "it becomes a folder: use letters, digits, dots, hyphens and underscores, no dot or hyphen first, 100 at most",
+        ),
+        ('name="run\\n"', r"name = 'run\n': it becomes a folder"),
+        ('model="a\\u0000b"', r"model = 'a\x00b': it holds a null character"),
+        ("model=\udcff", "it holds a null character or is not UTF-8 text; leave it out"),
+        (f"model={5000 * 'm'}", "its name is too long"),
+        ("model=\x1b[2J[red]", r"model = '\x1b[2J[red]': no such folder"),
+    ],
+    ids=["digits", "64 bits", "hex", "nested", "dots", "name", "line break", "null", "bytes", "path", "escape"],
+)
+def test_text_that_nobody_would_write(work: Path, override: str, said: str) -> None:
+    sentence = refused(work, override)
+    assert said in sentence
+    assert sentence.isprintable()
+    assert len(sentence) < 3000
+
+
+@pytest.mark.parametrize("text", ["x = " + 5000 * "9", "x = " + 5000 * "[" + 5000 * "]", "x = {" + 2000 * "a." + "a = 1}"])
+def test_a_file_that_nobody_would_write(work: Path, text: str) -> None:
+    (work / "odd.toml").write_text(text)
+    for command in (("train", "odd.toml"), ("config", "show", "odd.toml"), ("lab", "show", "odd.toml")):
+        ran = cli(*command)
+        assert ran.code == 2
+        assert "not valid TOML: " in ran.sentence
+
+
+@pytest.mark.parametrize("file", ["config.json", "tokenizer_config.json"])
+def test_a_model_that_brings_code_is_refused_by_name_and_its_code_not_run(work: Path, home: Path, file: str) -> None:
+    shutil.copytree(home / "model", work / "model")
+    (work / "model" / "evil.py").write_text("import pathlib; pathlib.Path('ran').touch()")
+    path = work / "model" / file
+    known = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(known | {"model_type": "unheard-of", "auto_map": {"AutoTokenizer": ["evil.Tokenizer", None]}}))
+    said = refused(work, "model=model")
+    assert said.startswith(f"model = 'model': {file} has auto_map = {{'AutoTokenizer': ['evil.Tokenizer', None]}}: it wants Python code")
+    assert not (work / "ran").exists()
+
+
+def test_a_file_that_the_machine_refuses_anywhere(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What no room expected is a sentence, too; an error of the program is not hidden by it."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number), *([str(name)] if name else []))
+
+    monkeypatch.setattr("trimtab.cli.looking.report", refuse)
+    number, name = errno.EMFILE, None
+    assert cli("report", work).sentence.endswith(
+        "because too many files are open: what was there before is unchanged; raise the limit (ulimit -n)"
+    )
+    number, name = errno.EROFS, work / "a\x1b[1m"
+    assert cli("report", work).sentence.startswith(
+        rf"{work}/a\x1b[1m could not be opened or written because the file system is read-only: "
+    )
+    number = errno.ESPIPE
+    with pytest.raises(OSError, match="Illegal seek"):
+        cli("report", work)
+
+
+def test_what_a_rollout_says_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+    spoken = ["\x1b[2J", "[red]", "\r\n", "\x07", "é"]
+    said = rollout(segment(np.random.default_rng(0), "..aaaaa", vocab=5))
+    _print(Console(force_terminal=False, width=200), lambda ids: spoken[ids[0]], group(0, [said]), said, 9)
+    head, text, _ = capsys.readouterr().out.splitlines()
+    shown = (r"\x1b[2J", "[red]", r"\r\n", r"\x07", "é")
+    assert text.strip() == "".join(shown[token] for token in said.segments[0].tokens)
+    assert head.isprintable()
+
+
+def test_progress_shows_names_and_messages_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("COLUMNS", "500")
+    progress = Progress(load("quickstart"), Path("[bold]runs[/red]/$a$\x1b[2J"))
+    huge = BatchRecord(batch=0, version=0, incarnation=0, time=0.0, applied=True, metrics={"grad/raw_norm": 1.7e308, "age/max": -1e308})
+    progress.batch(huge, "worker [/x]\x07")
+    progress.event(Event(name="verdicts", severity=Severity.WARN, batch=0, message="KeyError: '[red]\x1b[31m'\nand more", evidence={}))
+    begun, *notes, line, event = capsys.readouterr().err.splitlines()
+    assert begun.startswith(r"[bold]runs[/red]/$a$\x1b[2J: ")
+    assert all(note.startswith("note: ") for note in notes)
+    assert "grad norm 1.70e+308" in line
+    assert "oldest -1.00e+308" in line
+    assert line.endswith(r"worker [/x]\x07")
+    assert event == r"warn: batch 0: verdicts: KeyError: '[red]\x1b[31m'\nand more"

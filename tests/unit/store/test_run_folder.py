@@ -61,7 +61,10 @@ def test_there_is_no_run_to_open(tmp_path: Path) -> None:
 
 def test_a_place_where_no_folder_can_be(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(TrimtabError, match=r"file/run cannot be created \(Not a directory\): choose another place"):
+    with pytest.raises(
+        TrimtabError,
+        match=r"file/run could not be created because a part of the path is a file: nothing was begun; move that file away or choose",
+    ):
         RunFolder.create(tmp_path / "file" / "run")
 
 
