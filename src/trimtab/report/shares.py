@@ -60,7 +60,7 @@ def ages(runs: Sequence[Run]) -> Panel:
     title = "How old the trained tokens were"
     caption = "All tokens of the run by age at consumption, in versions"
     histograms = [_numbered(run.summed("ages")) for run in runs]
-    if not any(histograms):
+    if not any(sum(histogram.values()) for histogram in histograms):
         return Panel(title, f"{caption}.", missing="Not recorded: no batch has a histogram of ages.")
     born = _numbered(runs[0].summed("ages_generation")) if len(runs) == 1 else {}
     figure, (ax,) = style.canvas(top=0.3 if born else 0.1)

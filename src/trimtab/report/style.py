@@ -107,7 +107,7 @@ def log_ticks(axes: Axes) -> None:
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
     low, high = axes.get_ylim()
-    short = np.log10(high / low) < 2.2
+    short = np.log10(high) - np.log10(low) < 2.2
     axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if short else (1.0,), numticks=7 if not short else 99))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
     axes.yaxis.set_minor_locator(NullLocator())
