@@ -106,3 +106,46 @@ def test_workers_tell_the_learner_of_their_faults(tmp_path: Path, monkeypatch: p
         assert 0 < told <= done
         assert abs(told - summary["asked"] / (2 * EVERY)) <= 3
     assert "verdicts" in {e["name"] for e in rows(run / "events.jsonl")}
+
+
+@pytest.mark.slow
+def test_each_fault_in_evaluations_is_counted_and_told_beside_the_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before, during and after training and in ``trimtab eval``: nothing that failed is an answer, and nobody believes what is left."""
+    monkeypatch.chdir(tmp_path)
+    held_out = 24
+    file = configured(tmp_path, "lockstep")
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"prompt": f"{i}-2=", "answer": ""}) + "\n" for i in range(held_out)))
+    kinds = list(faulty_reward.OUTCOMES)
+    overrides = (f"eval.prompts={held_out}", "eval.every=2", "learner.batches=3", "verifier.workers=1")
+    with faulty_reward.switched(tmp_path / "faults", kinds, 2, only="-2=") as faults:
+        ran = cli("train", file, "name=run", *overrides)
+        assert ran.code == 0, ran.err
+        in_training = faults.outcomes
+        alone = cli("eval", "runs/run")
+        in_eval = faults.outcomes - in_training
+    run = tmp_path / "runs" / "run"
+    rows_found = {row["when"]: row for row in rows(run / "eval.jsonl")}
+    assert set(rows_found) == {"before", "during", "after"}
+    told = Counter({kind: sum(int(str(row[f"{kind}s"])) for row in rows_found.values()) for kind in ("error", "timeout")})
+    assert told == in_training
+    for row in rows_found.values():
+        errors, timeouts = int(str(row["errors"])), int(str(row["timeouts"]))
+        assert int(str(row["scored"])) == held_out - errors - timeouts == row["prompts"]
+        assert errors + timeouts == held_out // 2
+        assert row["doubtful"] is True
+    summary = json.loads((run / "summary.json").read_text())
+    for when in ("before", "after"):
+        assert (summary[when]["errors"], summary[when]["timeouts"]) == (rows_found[when]["errors"], rows_found[when]["timeouts"])
+    assert summary["best"] is None, "an evaluation of which half failed is no best one"
+    assert not (run / "best").exists()
+    beside = f"among {held_out} responses"
+    assert ran.err.count(beside) >= 3
+    assert beside in ran.out
+    assert beside in (run / "report.html").read_text()
+    assert {e["name"] for e in rows(run / "events.jsonl")} >= {"eval_errors"}
+
+    assert alone.code == 0
+    assert f"{in_eval['error']} error" in alone.out
+    assert beside in alone.out
+    assert "not to be believed: 50% failed" in alone.out
+    assert set(faults.committed) == set(kinds), "every fault has been committed"
