@@ -68,15 +68,17 @@ def _of(values: F64, reduce: Literal["mean", "min", "max"]) -> float:
 
 
 class HeldOutMeasure(_Named):
-    """Accuracy on the held-out prompts."""
+    """Accuracy, or mean score, on the held-out prompts; an evaluation that is not believed has none."""
 
     kind: Literal["held_out"]
     when: Literal["before", "after"] = "after"
+    what: Literal["accuracy", "score"] = "accuracy"
 
     def of(self, run: Run) -> float:
-        s = run.summary
-        found = None if s is None else s.accuracy_after if self.when == "after" else s.accuracy_before
-        return NAN if found is None else found
+        found = None if run.summary is None else run.summary.evaluation(self.when)
+        if found is None or found.doubtful:
+            return NAN
+        return (found.accuracy if self.what == "accuracy" else found.score).mean
 
 
 class Last(_Named, OfMetric):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -17,8 +18,10 @@ from support import runs
 from trimtab.cli import lab as cli
 from trimtab.cli.main import app
 from trimtab.lab import laboratory, output, schedule
+from trimtab.lab.checks import CheckResult
 from trimtab.lab.load import load, shipped
 from trimtab.lab.runners import Work, runner
+from trimtab.lab.store import Store
 from trimtab.records import Json, TrimtabError
 
 
@@ -181,6 +184,23 @@ def test_values_are_left(tmp_path: Path) -> None:
     config = runs.config(tmp_path, ["vcpo"])
     Work(config, {}, tmp_path).leave({"a": 1.5})
     assert json.loads((tmp_path / "values.json").read_text()) == {"a": 1.5}
+
+
+def test_a_smoke_page_judges_nothing(tmp_path: Path) -> None:
+    """Issue 9.8: its checks stood there as "yes" and "no", of a few batches."""
+    loaded = load("collapse")
+    found = laboratory.collect(loaded, laboratory.plan(loaded, smoke=True), Store(tmp_path), smoke=True)
+    says = [check.says for check in loaded.experiment.checks]
+    for state in ("holds", "fails"):
+        results = [CheckResult(text, state, False, False, ()) for text in says]
+        page = output.write(replace(found, findings=results), tmp_path / state, None)
+        text = page.read_text()
+        assert text.count('<span class="smoke">smoke:</span>') == len(says)
+        assert 'class="yes"' not in text
+        assert 'class="no"' not in text
+        assert "<strong>not judged (a smoke run: a few batches, numbers mean nothing)</strong>" in text
+        assert page.with_name("table.md").read_text().count("* smoke: ") == len(says)
+        assert {f["state"] for f in json.loads(page.with_name("results.json").read_text())["checks"]} == {"smoke"}
 
 
 @pytest.mark.slow

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from support.laboratory import run
 from trimtab.lab import measures as m
 from trimtab.lab import series
+from trimtab.records import Outcome
 from trimtab.report.summary import Summary
+from trimtab.telemetry.held_out import Answer, summarize
 
 A = "accuracy/train"
 SUMMARY = Summary(
@@ -66,6 +68,16 @@ def test_the_end_of_a_run() -> None:
     assert m.MeanMeasure(kind="mean", metric=A, end=2).of(r) == pytest.approx(0.05)
     assert m.HeldOutMeasure(kind="held_out").of(r) == 0.9
     assert m.HeldOutMeasure(kind="held_out", when="before").of(r) == 0.2
+    found = summarize(
+        [Answer(prompt=i, score=0.5, outcome=Outcome.CORRECT, length=1, truncated=False) for i in range(4)],
+        {"error": 6}, version=1, rows=10, samples=1, threshold=0.5, error="down",
+    )  # fmt: skip
+    of_failures = [
+        Summary.model_validate(SUMMARY.model_dump() | Summary.evaluations(None, found.judged(share), None)) for share in (0.6, 0.5)
+    ]
+    scores = [m.HeldOutMeasure(kind="held_out", what="score").of(run({A: [1.0]}, summary=s)) for s in of_failures]
+    assert scores[0] == 0.5
+    assert math.isnan(scores[1]), "six of ten failed and half is too many: no number"
     assert m.OfSummary(kind="summary", what="mean_age").of(r) == 1.5
     assert math.isnan(m.HeldOutMeasure(kind="held_out").of(run({A: [1.0]})))
     assert math.isnan(m.OfSummary(kind="summary", what="wall_s").of(run({A: [1.0]})))
