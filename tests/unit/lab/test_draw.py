@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -11,13 +12,14 @@ import pytest
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
+from support.contrast import contrast
 from support.laboratory import run
 from trimtab.lab import figures
 from trimtab.lab.drawing import draw
 from trimtab.lab.drawing.material import Material
 from trimtab.lab.measures import CellRun, Crosses, HeldOutMeasure
 from trimtab.lab.results import CellName, Results
-from trimtab.report import style
+from trimtab.report import palette, style
 
 A = "accuracy/train"
 
@@ -174,3 +176,19 @@ def test_a_table_has_a_row_for_every_arm_whatever_they_are_called() -> None:
     assert heat is not None
     assert [t.get_text() for t in heat.axes[0].get_yticklabels()] == ["same", "same"]
     assert len(heat.axes[0].texts) == 4
+
+
+def test_numbers_on_a_heat_map_can_be_read_in_both_modes() -> None:
+    """Its fills are the same in light and dark; where there is no fill, the text is that of the page."""
+    cells = [CellName(arm, {"lag": lag}, arm) for arm in ("a", "b") for lag in (0, 4)]
+    runs = {c.name: [run({A: [0.5]})] * (3 if c.at["lag"] else 1) for c in cells}
+    m = material(runs, cells, never=[("a/lag=0", 0)])
+    figure = drawn(figures.Heat(kind="heat", name="f", title="T", measure="final", rows="arm", columns="lag"), m)
+    assert figure is not None
+    page = style.svg(figure, "T")
+    fills = set(re.findall(r"<path[^>]*fill: (#[0-9a-f]{6})", page))
+    assert len(fills) >= 2
+    assert min(contrast(fill, palette.ON_COLOR) for fill in fills) >= 4.5
+    by_text = {text: tone for tone, text in re.findall(r"<text[^>]*fill: ([^;\"]+)[^>]*>([^<]+)<", page)}
+    assert palette.ON_COLOR in by_text.values()
+    assert by_text["0 of 1 seeds"] == "var(--ink-text)"

@@ -5,20 +5,9 @@ from importlib.resources import files
 
 import pytest
 
+from support.contrast import contrast
 from trimtab.report import palette, shares, style
 from trimtab.report.build import build_report, css
-
-
-def luminance(color):
-    """WCAG 2.1, relative luminance of sRGB."""
-    parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b
-
-
-def contrast(a, b):
-    low, high = sorted((luminance(a), luminance(b)))
-    return (high + 0.05) / (low + 0.05)
 
 
 def variables(mode):
@@ -49,11 +38,6 @@ def test_lines_are_seen(mode):
     for color in style.COLORS:
         name = palette.variable(color)[6:-1]
         assert contrast(found[name], found["page"]) >= (3 if mode == "dark" else 2), name  # light: Okabe & Ito's own tones
-
-
-def test_text_on_the_light_fills_that_stay_is_dark_in_both_modes():
-    assert contrast(palette.ON_COLOR, "#7fb8d8") > 4.5  # a heat map's darkest fill
-    assert palette.ON_COLOR in palette.themed(f'<text style="fill: {palette.ON_COLOR}">')
 
 
 def test_every_color_of_the_pages_is_a_variable_that_is_defined():

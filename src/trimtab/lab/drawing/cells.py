@@ -157,9 +157,9 @@ def heat(figure: spec.Heat, m: Material) -> Figure | None:
                 grid[i, j] = means.get(c.name, np.nan)
                 said = [style.short(means[c.name])] if c.name in means else []
                 text = "\n".join([*said, *([told] if (told := m.lacking(c, figure.measure)) else [])])
-                ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=palette.ON_COLOR)
+                ax.text(j + 0.5, i + 0.5, text, ha="center", va="center", fontsize=8, color=palette.ON_COLOR if said else palette.INK)
         ax.pcolormesh(
-            grid, cmap=colors, vmin=low - 0.15 * (high - low or 1), vmax=high + 0.3 * (high - low or 1), edgecolor="white", lw=1.5
+            grid, cmap=colors, vmin=low - 0.15 * (high - low or 1), vmax=high + 0.6 * (high - low or 1), edgecolor="white", lw=1.5
         )
         ax.set_xticks(np.arange(len(columns)) + 0.5, columns)
         ax.set_yticks(np.arange(len(rows)) + 0.5, rows)
