@@ -74,7 +74,8 @@ class OPOB(NormCreditMethod):
         super().__init__(options)
         self.needs = Need.SCORE if options.norms == "length" else Need.NOTHING
         self.norms = None if options.norms == "length" else SequenceNorms(options.norms, whole_update=options.scope == "batch")
-        # b* of equal scores is that score; b of the batch is not, but the group's own std of 0 silences it.
+        # Of equal rewards b* is that reward, so the advantage is 0. A baseline of the whole batch may be another number; there the group's
+        # own std of 0 silences it.
         self.silent = options.scope == "group" or options.std in ("group", "population")
 
     def check(self, chain: Composition) -> None:
