@@ -28,14 +28,19 @@ class CriticOptions(BaseModel):
     made_by: ClassVar[str] = "trimtab.learner.critic:make"
     remark: ClassVar[str] = ""  # what a run with this critic says about itself
 
-    kind: Literal["model", "head"] = Field("model", description="own copy of the policy's trunk; a linear head on its detached states")
+    kind: Literal["model", "head"] = Field(
+        "model",
+        description="model: a network of its own, which starts as a copy of the policy; head: a linear layer on the policy's hidden states",
+    )
     optimizer: CriticAdamWOptions = CriticAdamWOptions()
     schedule: Schedule = ConstantOptions()
     max_norm: float = Field(1.0, gt=0, description="clip of the critic's gradient norm")
     updates: int = Field(1, gt=0, description="critic updates per actor update")
     warmup: int = Field(0, ge=0, description="first batches in which only the critic trains")
     value_clip: float | None = Field(
-        None, gt=0, description="distance from the old value beyond which the loss is pessimistic; default: off"
+        None,
+        gt=0,
+        description="as PPO clips values: the larger of the losses with and without a limit to how far a value may move; default: off",
     )
     bootstrap: bool = Field(False, description="a rollout that the token limit cut continues with the critic's value; else with 0")
 

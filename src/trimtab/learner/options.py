@@ -40,8 +40,11 @@ class LearnerOptions(_Options):
     micro_tokens: int | None = Field(
         None, gt=0, description="tokens that pass through the model together; default: those of the whole update"
     )
-    norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field("auto", description="procedure of per-sequence gradient norms")
-    norm_memory_mb: int = Field(512, gt=0, description="cap on materialized per-sequence gradients")
+    norms: Literal["auto", "bookkeeping", "two_pass", "two_buffer"] = Field(
+        "auto",
+        description="how the gradient norm of each rollout is computed, where a method needs it (docs/vcpo.md); all give the same numbers",
+    )
+    norm_memory_mb: int = Field(512, gt=0, description="MiB that gradients of single rollouts may take for that")
     dtype: Literal["float32", "bfloat16", "float64"] = Field(
         "float32", description="of the model, and of what is published and saved; bfloat16 is stepped on float32 masters"
     )

@@ -25,8 +25,12 @@ class RolloutOptions(BaseModel):
     top_k: int = Field(0, ge=0, description="sample from so many most probable tokens; 0: off")
     truncated: Literal["score", "wrong"] = Field("score", description="a response cut by max_new_tokens: scored as it is, or wrong unseen")
     min_group: int | None = Field(None, ge=1, description="fewest rollouts of a group that are no errors; default: all of them")
-    max_attempts: int = Field(3, ge=1, description="failed attempts after which a prompt is set aside")
-    held_batches: int = Field(2, ge=1, description="batches whose rows may be in generation at once: no row idles until a batch ends")
+    max_attempts: int = Field(3, ge=1, description="times that a group of a prompt may fail before the prompt is given up for this epoch")
+    held_batches: int = Field(
+        2,
+        ge=1,
+        description="groups of so many batches are given to a worker at once, so that its slots need not idle towards the end of a batch",
+    )
 
     @model_validator(mode="after")
     def _group(self) -> Self:
