@@ -238,14 +238,16 @@ if applied:
         "save",
         """\
 _verify(folder, number)
-for old in numbers(folder)[:-keep]:
-    if old < number:
-        _remove(folder, old)
+with disk(folder, f"checkpoint {number} is intact"):
+    for old in numbers(folder)[:-keep]:
+        if old < number:
+            _remove(folder, old)
 """,
         """\
-for old in numbers(folder)[:-keep]:
-    if old < number:
-        _remove(folder, old)
+with disk(folder, f"checkpoint {number} is intact"):
+    for old in numbers(folder)[:-keep]:
+        if old < number:
+            _remove(folder, old)
 _verify(folder, number)
 """,
         "tests/unit/store/test_checkpoint.py::test_a_disk_that_lies_is_found_out_before_the_old_one_goes",
