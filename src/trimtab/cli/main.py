@@ -67,11 +67,18 @@ def train(
 
 
 @app.command()
-def resume(run: Run, overrides: Overrides = None, quiet: Quiet = False) -> None:
+def resume(
+    run: Run,
+    overrides: Overrides = None,
+    quiet: Quiet = False,
+    accept_changed_data: Annotated[
+        bool, typer.Option("--accept-changed-data", help="also where prompt files are not what they were; as many rows they must have")
+    ] = False,
+) -> None:
     """Go on with a run from its newest checkpoint; batches=800 trains longer."""
     from trimtab.cli.training import resume as go_on
 
-    raise typer.Exit(go_on(run, overrides or [], quiet))
+    raise typer.Exit(go_on(run, overrides or [], quiet, accept_changed_data))
 
 
 @app.command()

@@ -58,7 +58,7 @@ def train(source: str, overrides: Sequence[str], sync: bool, runs: Path, quiet: 
     return _end(path, summary)
 
 
-def resume(path: Path, overrides: Sequence[str], quiet: bool = False) -> int:
+def resume(path: Path, overrides: Sequence[str], quiet: bool = False, accept_changed_data: bool = False) -> int:
     """Go on; the exit code."""
     from trimtab.cli.progress import Progress
 
@@ -69,7 +69,7 @@ def resume(path: Path, overrides: Sequence[str], quiet: bool = False) -> int:
 
     config = changed(table, overrides)
     with _pointing_at(path), Progress(config, path, quiet) as progress:
-        summary = go_on(path, overrides, progress)
+        summary = go_on(path, overrides, progress, accept_changed_data=accept_changed_data)
     return _end(path, summary)
 
 

@@ -27,6 +27,7 @@ class BookState(BaseModel):
     ledger: LedgerState
     tallies: dict[str, FateTally]
     set_aside: list[int]
+    hopeless: list[int] = []
     fruitless: int
     refused: int
     unfit: int = 0
@@ -43,6 +44,7 @@ class Book:
         self.training: tuple[Slot, ...] = ()
         self.tallies: dict[str, FateTally] = {}
         self.set_aside: set[int] = set()  # rows whose slot failed for good
+        self.hopeless: set[int] = set()  # those among them that are never drawn again
         self.fruitless = 0  # drops and failures since the last consumed batch
         self.refused = 0  # deliveries that nobody waited for
         self.unfit = 0  # groups dropped on arrival
@@ -179,6 +181,7 @@ class Book:
             ledger=self.ledger.state(),
             tallies=self.tallies,
             set_aside=sorted(self.set_aside),
+            hopeless=sorted(self.hopeless),
             fruitless=self.fruitless,
             refused=self.refused,
             unfit=self.unfit,
@@ -192,6 +195,7 @@ class Book:
         book = cls()
         book.ledger.load_state_dict(saved.ledger)
         book.tallies, book.set_aside = dict(saved.tallies), set(saved.set_aside)
+        book.hopeless = set(saved.hopeless)
         book.fruitless, book.refused, book.unfit = saved.fruitless, saved.refused, saved.unfit
         book.gone, book.bias = list(saved.gone), Bias(saved.bias)
         book._waiting = {g.slot: measure(g) for g in groups}

@@ -148,12 +148,17 @@ class Pool:
                 return Delivery(group.slot, Fate.DROPPED, reject.reason)
         return Delivery(group.slot, Fate.WAITING)
 
-    def fail(self, worker: str, slot: Slot, attempt: int, reason: str) -> Delivery:
-        """The worker could not generate the group: it is tried again, ``max_attempts`` times in all."""
+    def fail(self, worker: str, slot: Slot, attempt: int, reason: str, *, retry: bool = True) -> Delivery:
+        """The worker could not generate the group: it is tried again, ``max_attempts`` times in all.
+
+        Not where ``retry`` says that no attempt can do better: then its row is never drawn again.
+        """
         entry = self._running(worker, slot, attempt)
         if entry is None:
             return self._refuse(slot, f"attempt {attempt} is not running at {worker}")
-        return self._attempt_failed(entry, reason)
+        if not retry:
+            self._book.hopeless.add(entry.prompt)
+        return self._attempt_failed(entry, reason, retry=retry)
 
     def lost(self, worker: str) -> list[Slot]:
         """The worker is gone: its slots are first in line again, in order, at the same attempt."""
@@ -191,7 +196,11 @@ class Pool:
                 f"runtime.max_fruitless = {self.options.max_fruitless}: {self._book.fruitless} groups in a row were dropped or failed "
                 f"without a batch between them; mend the cause ({self._book.ledger.causes()}) or raise the limit"
             )
+        if len(self._book.hopeless) >= self.plan.prompts:
+            raise StoppedByRule(f"none of the {self.plan.prompts} rows can be run ({self._book.ledger.causes()}); mend the data")
         slot, row = self.plan.draw()
+        while row in self._book.hopeless:
+            slot, row = self.plan.draw()
         self._book.ledger.admit(slot, row)
         return slot
 
@@ -204,8 +213,8 @@ class Pool:
         self._book.refused += 1
         return Delivery(slot, Fate.REFUSED, why)
 
-    def _attempt_failed(self, entry: LiveSlot, reason: str) -> Delivery:
-        if entry.failures + 1 < self.options.max_attempts:
+    def _attempt_failed(self, entry: LiveSlot, reason: str, *, retry: bool = True) -> Delivery:
+        if retry and entry.failures + 1 < self.options.max_attempts:
             self._book.retry(entry)
             return Delivery(entry.slot, Fate.RETRIED, reason)
         self._book.fail(entry, reason)

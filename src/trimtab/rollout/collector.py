@@ -21,6 +21,7 @@ from trimtab.records import I32, Group, Rollout, Segment, Slot, StoppedByRule, T
 from trimtab.rollout import assemble
 from trimtab.rollout.options import RolloutOptions
 from trimtab.rollout.render import Renderer
+from trimtab.rollout.screen import rendered
 from trimtab.rollout.steps import rewarded
 from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.tasks.protocol import Prompt, Task, Verdict
@@ -117,8 +118,8 @@ class Collector:
         if slot in self._groups:
             raise ValueError(f"slot {slot} is under way already")
         try:
-            prompt = self._task.prompt(row) if self._tag != keyed.EVAL else self._task.eval_prompt(row)
-            ids = self._renderer.ids(prompt)
+            get = self._task.prompt if self._tag != keyed.EVAL else self._task.eval_prompt
+            prompt, ids = rendered(get, self._renderer, row)
         except TrimtabError as error:
             self._results.append(GroupFailed(slot=slot, row=row, attempt=attempt, reason=str(error), retry=False))
             return

@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.records import Version
 from trimtab.rollout.messages import Evaluate, Evaluated, Ready, ToWorker, WorkerSpec
-from trimtab.rollout.worker import enter, told
+from trimtab.rollout.worker import enter, same_data, told
 
 
 def serve(connection: Connection, spec: WorkerSpec) -> None:
@@ -32,6 +32,7 @@ def serve(connection: Connection, spec: WorkerSpec) -> None:
         seed=spec.seed,
     )
     with closing(sampler):
+        same_data(sampler.task, spec)
         connection.send(Ready(os.getpid(), 0))
         while True:
             ask: ToWorker = connection.recv()

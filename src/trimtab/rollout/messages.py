@@ -8,6 +8,7 @@ since it holds nothing that the run needs.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ class WorkerSpec:
     origin: float  # the run's start on time.perf_counter
     timeline: bool
     log: str  # file the worker logs to
+    data: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # what the learner read: (name, digest) by field
     rescore: Phi | None = None  # the engine scores the forgetting of rollouts that a swap interrupts
 
 
@@ -101,12 +103,13 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A group that could not be generated, and why; ``counts`` as of ``Done``."""
+    """A group that could not be generated, and why. ``retry``: another attempt may do better; ``counts`` as of ``Done``."""
 
     slot: Slot
     attempt: int
     reason: str
     counts: VerdictCounts
+    retry: bool
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,11 +34,11 @@ class Renderer:
         limit = self._context - self._max_new_tokens
         if len(ids) > limit:
             raise TrimtabError(
-                f"the prompt of row {prompt.row} has {len(ids)} tokens; the context of {self._context} less "
+                f"the prompt of {prompt.named} has {len(ids)} tokens; the context of {self._context} less "
                 f"rollout.max_new_tokens = {self._max_new_tokens} leaves {limit}: shorten it or lower max_new_tokens"
             )
         if not ids:
-            raise TrimtabError(f"the prompt of row {prompt.row} is empty and the tokenizer has no BOS: the first token needs a context")
+            raise TrimtabError(f"the prompt of {prompt.named} is empty and the tokenizer has no BOS: the first token needs a context")
         return np.array(ids, dtype=np.int32)
 
     def text(self, response: I32) -> str:
@@ -69,7 +69,7 @@ class Renderer:
         ids: list[int] = tokenizer.encode(prompt.text, add_special_tokens=False)
         for token in (tokenizer.unk_token, tokenizer.pad_token):  # what tokenizers put where they know no token
             if token is not None and token not in prompt.text and tokenizer.convert_tokens_to_ids(token) in ids:
-                raise TrimtabError(f"the prompt of row {prompt.row} holds text the tokenizer has no token for: {prompt.text[:80]!r}")
+                raise TrimtabError(f"the prompt of {prompt.named} holds text the tokenizer has no token for: {prompt.text[:80]!r}")
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
 
     def _conversation(self, prompt: Prompt) -> list[int]:
@@ -79,4 +79,4 @@ class Renderer:
         try:
             return cast(list[int], self._tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=True, return_dict=False))
         except (TemplateError, ValueError, TypeError) as error:  # ValueError: the tokenizer has no template
-            raise TrimtabError(f"the conversation of row {prompt.row} does not go through the chat template ({error})") from error
+            raise TrimtabError(f"the conversation of {prompt.named} does not go through the chat template ({error})") from error

@@ -92,16 +92,3 @@ def make_renderer(policy: Policy, rollout: RolloutOptions, engine: EngineOptions
 def make_engine(policy: Policy, options: EngineOptions, rescore: Phi | None = None) -> Engine:
     """The engine of these options, serving version 0."""
     return cast(EngineMaker, attribute(options.made_by))(policy, options, rescore)
-
-
-def check_prompts(task: Task, renderer: Renderer, rows: int = 64) -> None:
-    """Render a few prompts before anything expensive starts; TrimtabError if none of them can be run."""
-    first: TrimtabError | None = None
-    for row in range(min(rows, len(task))):
-        try:
-            renderer.ids(task.prompt(row))
-            return
-        except TrimtabError as error:
-            first = first or error
-    if first is not None:
-        raise first

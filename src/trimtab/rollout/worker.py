@@ -44,6 +44,7 @@ from trimtab.telemetry.logging import configure
 
 if TYPE_CHECKING:  # they bring torch, whose threads the process sets first
     from trimtab.rollout.sampler import Sampler
+    from trimtab.tasks.protocol import Task
     from trimtab.weights.shared import SharedBlocks
 
 log = logging.getLogger(__name__)
@@ -83,7 +84,7 @@ class Worker:
             if isinstance(event, GroupDone):
                 self._send(Done(event.group, self._collector.take_counts()))
             else:
-                self._send(Failed(event.slot, event.attempt, event.reason, self._collector.take_counts()))
+                self._send(Failed(event.slot, event.attempt, event.reason, self._collector.take_counts(), event.retry))
 
     def _take_messages(self) -> None:
         """Handle what has come; wait a little where there is nothing else to do. EOFError where the controller is gone."""
@@ -138,6 +139,15 @@ def enter(socket_fd: int) -> tuple[Connection, WorkerSpec]:
     return connection, spec
 
 
+def same_data(task: Task, spec: WorkerSpec) -> None:
+    """Raises TrimtabError where this process, which may have started long after the run, has read other data than the learner."""
+    found = {field: digest for field, (_, digest) in task.data.digests.items()}
+    changed = [f"{field} = {name!r}" for field, (name, digest) in spec.data.items() if found[field] != digest]
+    if changed:
+        what = "it has changed since the run began; put back what it was and go on with trimtab resume"
+        raise TrimtabError(f"{' and '.join(changed)}: {what}")
+
+
 @contextmanager
 def told(connection: Connection) -> Iterator[None]:
     """The end of the socket ends the process quietly; an error is told to the parent, and the process ends with code 1."""
@@ -179,6 +189,7 @@ def main() -> None:
             seed=spec.seed,
             rescore=spec.rescore,
         )
+        same_data(sampler.task, spec)
         gc.freeze()  # full collections leave out what the imports have built
         with closing(sampler):
             Worker(spec, connection, blocks, sampler).run()

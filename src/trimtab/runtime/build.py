@@ -21,7 +21,8 @@ from trimtab.pool.options import LagOptions, PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
 from trimtab.records import TrimtabError
-from trimtab.rollout.sampler import Sampler, check_prompts
+from trimtab.rollout.sampler import Sampler
+from trimtab.runtime.data import TrainingData, look
 from trimtab.runtime.lockstep import pool_options
 from trimtab.telemetry.clock import Clock
 
@@ -40,6 +41,7 @@ class Parts:
     pool: Pool
     sampler: Sampler
     clock: Clock
+    data: TrainingData
 
 
 def build(config: RunConfig) -> Parts:
@@ -66,12 +68,15 @@ def build(config: RunConfig) -> Parts:
             rescore=config.rescore,
         )
         try:
-            for note in sampler.task.data.notes:
+            data = look(sampler.task, sampler.renderer, seed=config.seed, evaluated=config.eval.prompts)
+            for line in data.told:
+                log.info("%s", line)
+            for note in data.notes:
                 log.warning("%s", note)
-            check_prompts(sampler.task, sampler.renderer)
             _say_unreachable(sampler.policy)
             learner = make_learner(config, sampler.policy, chain, clock)
-            return Parts(sampler.policy, learner, make_pool(config, chain, len(sampler.task)), sampler, clock)
+            pool = make_pool(config, chain, len(data.rows), data)
+            return Parts(sampler.policy, learner, pool, sampler, clock, data)
         except BaseException:
             sampler.close()
             raise
@@ -129,12 +134,19 @@ def _reference(config: RunConfig, policy: Policy) -> PackedModel:
     return PackedModel(found.requires_grad_(False), ids=policy.vocabulary)
 
 
-def make_pool(config: RunConfig, chain: Chain, prompts: int) -> Pool:
-    """The pool of a run's runtime."""
+def make_pool(config: RunConfig, chain: Chain, prompts: int, data: TrainingData | None = None) -> Pool:
+    """The pool of a run's runtime, over ``prompts`` rows; which they are, where somebody wants to know."""
     runtime = config.runtime
     fields = LagOptions.model_fields.keys()
     options = pool_options(runtime) if isinstance(runtime, LockstepOptions) else PoolOptions(**{f: getattr(runtime, f) for f in fields})
-    plan = Plan(seed=config.seed, prompts=prompts, batch_groups=config.rollout.prompts_per_batch, batches=config.learner.batches)
+    plan = Plan(
+        seed=config.seed,
+        prompts=prompts,
+        batch_groups=config.rollout.prompts_per_batch,
+        batches=config.learner.batches,
+        order=None if data is None else data.order,
+        data=None if data is None else data.read.digests,
+    )
     options = options.model_copy(update={"min_group": config.rollout.smallest_group, "max_attempts": config.rollout.max_attempts})
     accept = [chain] if chain.acting(AcceptMethod) else []
     return Pool(options, plan, group_size=config.rollout.group_size, accept=accept, select=chain.selector, calibration=chain.calibration)

@@ -43,6 +43,7 @@ from trimtab.rollout.launch import WorkerProcess
 from trimtab.rollout.messages import Assign, Broken, Committed, Done, Drop, Failed, FromWorker, Pulse, Ready, Staged
 from trimtab.rollout.verdict_counts import VerdictCounts
 from trimtab.runtime.crew import Crew, CrewMember, Gone
+from trimtab.runtime.fates import FateLog
 from trimtab.runtime.publisher import Publisher
 from trimtab.runtime.rescore import Rescore
 from trimtab.runtime.session import SamplerWindow
@@ -73,6 +74,7 @@ class Controller(threading.Thread):
         self.lock = lock
         self._changed = threading.Condition(self.lock)
         self._window = SamplerWindow()
+        self._fates = FateLog()
         self._arrived = 0  # groups that came back, finished or failed
         self._error: TrimtabError | None = None
         self._closing = False
@@ -217,8 +219,8 @@ class Controller(threading.Thread):
         match message:
             case Done(group, counts):
                 self._returned(member, self._pool.deliver(member.name, group), counts)
-            case Failed(slot, attempt, reason, counts):
-                self._returned(member, self._pool.fail(member.name, slot, attempt, reason), counts)
+            case Failed(slot, attempt, reason, counts, retry):
+                self._returned(member, self._pool.fail(member.name, slot, attempt, reason, retry=retry), counts, retry=retry)
             case Pulse():
                 member.heard(message)
                 self._window.busy += message.busy
@@ -239,13 +241,11 @@ class Controller(threading.Thread):
             case Gone():
                 self._lost(member)
 
-    def _returned(self, member: CrewMember, delivery: Delivery, counts: VerdictCounts) -> None:
+    def _returned(self, member: CrewMember, delivery: Delivery, counts: VerdictCounts, *, retry: bool = True) -> None:
         self._arrived += 1
         self._window.verdicts.add(counts)
         self._window.given_up += delivery.fate is Fate.FAILED
-        if delivery.fate in (Fate.RETRIED, Fate.FAILED, Fate.REFUSED):
-            slot = delivery.slot
-            log.warning("%s: slot (%d, %d) %s: %s", member.name, slot.epoch, slot.index, delivery.fate.value, delivery.reason)
+        self._fates.note(member.name, delivery, retry=retry)
 
     def _lost(self, member: CrewMember, why: str = "") -> None:
         self._pool.lost(member.name)

@@ -32,11 +32,13 @@ def forecast(config: RunConfig) -> Iterator[str]:
 
 
 def _plan(config: RunConfig, parts: Parts) -> Iterator[str]:
-    r, rows = config.rollout, len(parts.sampler.task)
+    r, rows = config.rollout, len(parts.data.rows)
     slots = config.learner.batches * r.prompts_per_batch
     shape = f"{r.prompts_per_batch} prompts x {r.group_size} rollouts, at most {r.max_new_tokens} new tokens each"
     yield f"plan: {config.learner.batches} batches of {shape}"
     yield f"      {slots} prompt slots over {rows} rows = {slots / rows:.2f} epochs; {slots * r.group_size} rollouts"
+    yield from (f"      {line}" for line in parts.data.told)
+    yield from (f"      note: {line}" for line in parts.data.notes)
     if isinstance(config.runtime, LocalOptions):
         bound = "unbounded" if config.runtime.max_lag is None else str(config.runtime.max_lag)
         yield f"      local: {config.runtime.workers} worker(s), no token older than {bound} versions"

@@ -11,6 +11,7 @@ import numpy as np
 from trimtab.config.run import LocalOptions
 from trimtab.learner.packing import pack
 from trimtab.records import Group, Outcome, Rollout, Sampling, Segment, StopReason, TrimtabError
+from trimtab.rollout.screen import rendered
 from trimtab.runtime.build import Parts
 from trimtab.runtime.controller import Controller
 from trimtab.runtime.evaluation import Evaluations
@@ -91,10 +92,10 @@ def probe(parts: Parts, temperature: float) -> tuple[Segment, ...]:
     """Sequences that engine and learner both score: the first prompts that can be rendered, every token after the first an action."""
     segments: list[Segment] = []
     left = PROBE_TOKENS
-    for row in range(min(PROBE_PROMPTS, len(parts.sampler.task))):
+    for row in parts.data.rows[:PROBE_PROMPTS].tolist():
         try:
-            ids = parts.sampler.renderer.ids(parts.sampler.task.prompt(row))
-        except TrimtabError:  # it will be set aside when its turn comes
+            _, ids = rendered(parts.sampler.task.prompt, parts.sampler.renderer, row)
+        except TrimtabError:  # made up, and not looked at before
             continue
         tokens = np.concatenate([ids, np.array(parts.policy.eos_ids[:1], dtype=np.int32)])[:left]
         left -= len(tokens)

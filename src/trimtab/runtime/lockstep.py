@@ -28,6 +28,7 @@ from trimtab.records import Slot, StoppedByRule, Version
 from trimtab.rollout.collector import GroupDone, Result
 from trimtab.rollout.sampler import Sampler
 from trimtab.runtime.evaluation import Evaluations
+from trimtab.runtime.fates import FateLog
 from trimtab.runtime.processes import start_evaluator
 from trimtab.runtime.rescore import rescorer
 from trimtab.runtime.session import SamplerWindow, Session
@@ -57,6 +58,7 @@ class Lockstep:
         self._pool: Pool = session.pool
         self._times: list[Times] = []
         self._given_up = 0
+        self._fates = FateLog()
         self._rescore = rescorer(session.config, session.learner.model)
 
     def run(self, stopping: Stop) -> bool:
@@ -128,7 +130,8 @@ class Lockstep:
         if isinstance(event, GroupDone):
             delivery = self._pool.deliver(WORKER, event.group)
         else:
-            delivery = self._pool.fail(WORKER, event.slot, event.attempt, event.reason)
+            delivery = self._pool.fail(WORKER, event.slot, event.attempt, event.reason, retry=event.retry)
+            self._fates.note(WORKER, delivery, retry=event.retry)
         self._given_up += delivery.fate is Fate.FAILED
 
     # ------------------------------------------------------------------------------------------------ weights

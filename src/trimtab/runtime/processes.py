@@ -38,5 +38,6 @@ def _spec(session: Session, name: str, blocks: SharedBlocks | None, probe: Seque
         origin=session.origin,
         timeline=config.telemetry.timeline,
         log=str(session.folder.path / "run.log"),
+        data=session.pool.plan.data,
         rescore=None if blocks is None else config.rescore,
     )

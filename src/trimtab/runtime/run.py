@@ -87,8 +87,11 @@ def start(config: RunConfig, path: Path, observer: Observer, *, report: bool = T
             parts.sampler.close()
 
 
-def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: bool = True) -> Summary:
-    """Go on from the newest checkpoint that verifies; overrides are limited to what may change."""
+def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: bool = True, accept_changed_data: bool = False) -> Summary:
+    """Go on from the newest checkpoint that verifies; overrides are limited to what may change.
+
+    ``accept_changed_data``: also where the files of prompts are not what they were, if they have as many rows.
+    """
     folder, stop = RunFolder.open(path), Stop()
     with folder, stop.listening():
         with disk(path / "run.log"):
@@ -100,6 +103,7 @@ def resume(path: Path, overrides: Sequence[str], observer: Observer, *, report: 
         except Interrupted:
             raise StoppedEarly("stopped before the run had gone on: it stands where it stood") from None
         try:
+            parts.pool.plan.accept_changed_data = accept_changed_data
             point = prepare_resume(folder)
             session, runtime = _runtime(config, folder, parts, observer, stop, None if point is None else point.parts)
             if point is not None:
@@ -114,7 +118,7 @@ def _anchored(config: RunConfig) -> RunConfig:
     """The configuration as the run's folder records it: what it names by a relative path is found again from anywhere."""
     reference = config.learner.reference
     learner = config.learner.model_copy(update={"reference": anchored(reference)}) if reference else config.learner
-    return config.model_copy(update={"model": anchored(config.model), "learner": learner})
+    return config.model_copy(update={"model": anchored(config.model), "task": config.task.anchored(), "learner": learner})
 
 
 def changed(table: dict[str, Json], overrides: Sequence[str]) -> RunConfig:
@@ -146,6 +150,9 @@ def _write_config(folder: RunFolder, config: RunConfig) -> None:
 
 def _drive(session: Session, parts: Parts, runtime: Runtime, stop: Stop, *, fresh: bool = True, report: bool = True) -> Summary:
     session.open()
+    if not session.consumed:
+        for note in parts.data.notes:  # the log has them, too; the report reads events
+            session.say(Event(name="data", severity=Severity.WARN, batch=0, message=note), known=True)
     begun, wall_before = time.perf_counter(), session.tally.wall_s
     used, cpu_before = cpu_used(), session.tally.cpu_s
     status: Status = "failed"

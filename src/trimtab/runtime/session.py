@@ -283,11 +283,12 @@ class Session:
         if found.doubtful:
             self.say(held_out.doubt(found, batch))
 
-    def say(self, event: Event) -> None:
-        """An event that no detector found."""
+    def say(self, event: Event, *, known: bool = False) -> None:
+        """An event that no detector found. ``known``: whoever watches has been told in the log."""
         assert self._sinks is not None
         self._sinks.event(event)
-        self.observer.event(event)
+        if not known:
+            self.observer.event(event)
 
     # ------------------------------------------------------------------------------------------------ durable state
     def weights(self) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +49,7 @@ class JsonlTask:
         self.eval_size = len(evaluation)
         counts = np.bincount(training.file, minlength=len(files)).tolist()
         self.data = DataRead(
-            digests={file.rows.path: file.rows.digest for file in {id(f): f for f in (*files, *evaluation.files)}.values()},
+            digests={file.rows.field: (file.rows.path, file.rows.digest) for file in (*files, *evaluation.files)},
             parts=tuple(Part(f.name, n, given.weight) for f, n, given in zip(files, counts, options.files, strict=True)),
             notes=tuple(_notes((*files, *(f for f in evaluation.files if f not in files)), int(held_out.sum()))),
             stored=True,
@@ -67,8 +68,8 @@ class JsonlTask:
         return self._prompt(self._evaluation, row)
 
     def _prompt(self, rows: _Rows, row: int) -> Prompt:
-        name, line = rows.line(row)
-        return replace(parse(line, self._options, name), row=row)
+        name, place, line = rows.line(row)
+        return replace(parse(line, self._options, name), row=row, place=place)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -105,10 +106,10 @@ class _Rows:
             out[mine] = f.rows.identities[self.index[mine]]
         return out
 
-    def line(self, row: int) -> tuple[str, bytes]:
-        """(name of the file, the line)."""
-        f = self.files[int(self.file[row])]
-        return f.name, f.rows.line(int(self.index[row]))
+    def line(self, row: int) -> tuple[str, str, bytes]:
+        """(name of the file, where it stands, the line)."""
+        f, i = self.files[int(self.file[row])], int(self.index[row])
+        return f.name, f"line {f.rows.number(i)} of {f.rows.path}", f.rows.line(i)
 
 
 def _read(path: str, field: str, name: str, options: JsonlOptions) -> RowFile:
@@ -152,9 +153,9 @@ def _first(options: JsonlOptions) -> tuple[str, str]:
 
 
 def _names(paths: Sequence[str]) -> list[str]:
-    """Short names that tell files apart."""
-    stems = [Path(path).stem for path in paths]
-    return stems if len(set(stems)) == len(stems) else list(paths)
+    """Short names that tell files apart: as many of their last folders as it takes."""
+    whole = [Path(path).absolute().with_suffix("").parts for path in paths]
+    return next(names for n in count(1) if len(set(names := ["/".join(parts[-n:]) for parts in whole])) == len(names))
 
 
 def _notes(files: Sequence[_Named], repeated: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, field_validator, model_validator
@@ -45,6 +46,10 @@ class PromptOptions(Options):
     threshold: float = Field(1.0, allow_inf_nan=False, description="a score of at least this is correct")
     shaping: ShapingChoice = ShapingOptions()
     seed: int = Field(0, ge=0, description="of the rows: which are made (reasoning_gym), which are held out (jsonl)")
+
+    def anchored(self) -> Self:
+        """The same for a reader who stands elsewhere: relative paths are made absolute."""
+        return self
 
     @model_validator(mode="after")
     def _system_needs_chat(self) -> Self:
@@ -148,6 +153,13 @@ class JsonlOptions(PromptOptions):
         if len({file.weight is None for file in self.prompts}) > 1:
             raise ValueError("task.prompts: give every file a weight, or none of them: without weights every row comes once an epoch")
         return self
+
+    def anchored(self) -> Self:
+        def absolute(path: str | None) -> str | None:
+            return None if path is None else str(Path(path).absolute())
+
+        prompts = tuple(file.model_copy(update={"path": absolute(file.path)}) for file in self.prompts)
+        return self.model_copy(update={"path": absolute(self.path), "eval_path": absolute(self.eval_path), "prompts": prompts})
 
     @property
     def files(self) -> tuple[PromptFile, ...]:

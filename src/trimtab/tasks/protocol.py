@@ -13,7 +13,10 @@ LARGEST = 1e6  # a score or reward: its square, summed over a batch, is far from
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One row of a task's data. ``text`` is rendered; ``messages`` (if any) go through the model's chat template."""
+    """One row of a task's data. ``text`` is rendered; ``messages`` (if any) go through the model's chat template.
+
+    ``place``: where a person finds it, such as a line of a file.
+    """
 
     row: int
     text: str
@@ -21,6 +24,12 @@ class Prompt:
     source: str
     data: Mapping[str, Json]
     messages: tuple[Mapping[str, str], ...] = ()
+    place: str = ""
+
+    @property
+    def named(self) -> str:
+        """What a message calls it."""
+        return self.place or f"row {self.row}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +73,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataRead:
-    """What a task was made from. ``digests``: of each file, or of what stands for one; ``parts``: the training rows, in order;
-    ``notes``: what a person should know about it. ``stored``: rows are read, not made up when asked for, so each can be looked at.
+    """What a task was made from. ``digests``: of each file, or of what stands for one, as (its name, its digest) by the field that
+    names it; ``parts``: the training rows, in order; ``notes``: what a person should know about it. ``stored``: rows are read, not made
+    up when asked for, so each can be looked at.
     """
 
-    digests: Mapping[str, str]
+    digests: Mapping[str, tuple[str, str]]
     parts: tuple[Part, ...]
     notes: tuple[str, ...] = ()
     stored: bool = False

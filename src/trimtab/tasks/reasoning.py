@@ -43,7 +43,7 @@ class ReasoningGymTask:
         # what a row is depends on the library's version, too
         said = json.dumps([(p.text, p.answer) for p in probed]).encode()
         self.data = DataRead(
-            digests={f"reasoning_gym/{options.name}": hashlib.blake2b(said, digest_size=16).hexdigest()},
+            digests={"task.name": (options.name, hashlib.blake2b(said, digest_size=16).hexdigest())},
             parts=(Part(options.name, options.size),),
         )
 

@@ -85,7 +85,7 @@ _ALL = (
     Metric("outcome/error", "rate", MEAN, "share of them on which the scorer failed", DOWN),
     Metric("rollouts/lost", "rollouts", SUM, "rollouts without a verdict that left a group, which went on without them", DOWN),
     Metric("rollouts/retried", "rollouts", SUM, "all rollouts of groups with too few verdicts: generated again, or given up", DOWN),
-    Metric("groups/given_up", "groups", SUM, "groups that failed rollout.max_attempts times", DOWN),
+    Metric("groups/given_up", "groups", SUM, "groups that failed rollout.max_attempts times, or whose prompt cannot be run", DOWN),
     Metric("age/mean", "versions", MEAN, "learner version - version that sampled the token, mean over tokens", DOWN),
     Metric("age/max", "versions", MAX, "age of the oldest token", DOWN),
     Metric("age/generation", "versions", MEAN, "part of the age that arose while its rollout was still being generated"),

@@ -303,3 +303,32 @@ def test_free_asks_what_the_worker_holds(make_pool, admit_all, deliver):
     assert deliver(pool, pool.admit("w", 0, 0.0)).fate is Fate.WAITING
     pool.form()
     assert (pool.free(0), pool.free(1)) == (0, 1)  # the batch of version 1 is taken
+
+
+def test_a_row_that_cannot_be_run_fails_at_once_and_never_comes_again(make_pool, admit_all, deliver):
+    pool = make_pool(max_lag=0, batches=30, prompts=5, max_attempts=3)
+    hopeless, _ = admit_all(pool)[0]
+    assert pool.fail("w", hopeless.slot, 0, "too long", retry=False).fate is Fate.FAILED
+    assert pool.facts(0.0).set_aside == (hopeless.prompt,)
+    resumed = make_pool(max_lag=0, batches=30, prompts=5)
+    resumed.load_state_dict(pool.state_dict(), pool.waiting_groups())
+    pool.lost("w")
+    for one in (pool, resumed):
+        drawn = []
+        for version in range(1, 13):
+            for ticket in admit_all(one)[0]:
+                drawn.append(ticket.prompt)
+                deliver(one, ticket)
+            one.form()
+            one.consumed(version)
+        assert hopeless.prompt not in drawn
+        assert len(drawn) >= 23
+
+
+def test_a_pool_none_of_whose_rows_can_be_run_ends(make_pool):
+    pool = make_pool(max_lag=0, prompts=3, max_fruitless=100)
+    for _ in range(3):
+        ticket = pool.admit("w", 0, 0.0)
+        pool.fail("w", ticket.slot, 0, "too long", retry=False)
+    with pytest.raises(StoppedByRule, match=r"none of the 3 rows can be run \(failed: too long \(3\)\)"):
+        pool.admit("w", 0, 0.0)

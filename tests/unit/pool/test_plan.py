@@ -1,7 +1,7 @@
 import pytest
 
 from trimtab import keyed
-from trimtab.pool.plan import Plan
+from trimtab.pool.plan import Plan, PlanState
 from trimtab.records import Slot, TrimtabError
 
 
@@ -43,3 +43,21 @@ def test_resume_over_other_data_is_refused(other, names):
 def test_an_impossible_plan_is_refused(bad):
     with pytest.raises(TrimtabError):
         Plan(**{"seed": 1, "prompts": 5, "batch_groups": 2, "batches": 3, **bad})
+
+
+def over(data: dict[str, tuple[str, str]]) -> Plan:
+    return Plan(seed=1, prompts=5, batch_groups=2, batches=3, data=data)
+
+
+def test_a_resume_over_changed_data_is_refused_by_name_unless_it_is_accepted():
+    saved = over({"task.path": ("a.jsonl", "11"), "task.eval_path": ("b.jsonl", "22")}).state()
+    over({"task.path": ("/elsewhere/a.jsonl", "11"), "task.eval_path": ("b.jsonl", "22")}).restore(saved)
+    other = over({"task.path": ("a.jsonl", "11"), "task.eval_path": ("b.jsonl", "23")})
+    with pytest.raises(TrimtabError, match=r"^task\.eval_path = 'b\.jsonl': it has changed since .* add --accept-changed-data to trimtab"):
+        other.restore(saved)
+    other.accept_changed_data = True
+    other.restore(saved)
+    assert other.state().data["task.eval_path"] == "23", "from now on, this is the data"
+    old = saved.model_dump()
+    del old["data"]  # a checkpoint of a version that kept no digests
+    over({"task.path": ("a.jsonl", "12")}).restore(PlanState.model_validate(old))

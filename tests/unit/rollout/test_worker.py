@@ -98,7 +98,7 @@ def test_a_dropped_group_never_comes(talk: Talk) -> None:
 def test_a_prompt_that_cannot_be_had_is_reported_not_raised(talk: Talk) -> None:
     talk.serve(0)
     talk.worker.send(Assign(Slot(1, 2), 13, 2))
-    assert talk.until(Failed) == [Failed(Slot(1, 2), 2, "row 13 cannot be had", VerdictCounts())]
+    assert talk.until(Failed) == [Failed(Slot(1, 2), 2, "row 13 cannot be had", VerdictCounts(), retry=False)]
 
 
 @pytest.mark.parametrize(("error", "code"), [(ValueError("odd"), 0), (StoppedByRule("enough"), 3)])

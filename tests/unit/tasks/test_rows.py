@@ -132,7 +132,7 @@ def test_several_files_are_one_task_in_their_order(tmp_path: Path) -> None:
     held_out = [task.eval_prompt(i) for i in range(16)]
     assert {p.source for p in held_out[:8]} == {"a", "b"}, "the first held-out rows are of both files"
     assert {p.text for p in held_out}.isdisjoint(task.prompt(i).text for i in range(64))
-    assert list(task.data.digests) == [a, b]
+    assert {field: name for field, (name, _) in task.data.digests.items()} == {"task.prompts.0.path": a, "task.prompts.1.path": b}
 
 
 def test_the_fields_of_several_files(tmp_path: Path) -> None:
