@@ -125,3 +125,24 @@ def test_a_worker_that_starts_after_the_file_has_changed_ends_the_run_and_says_w
 
     with pytest.raises(TrimtabError, match=r"task\.path = .*train\.jsonl': it has changed since the run began"):
         runs.train(config, tmp_path / "run", Changing())
+
+
+def test_a_stop_string_ends_responses_in_a_run_and_its_replay_is_identical(tmp_path: Path) -> None:
+    from trimtab.records import StopReason
+    from trimtab.runtime.replay import replay
+
+    config = configure(tmp_path, 3, keep_stop=True)
+    stops = ("6", "8-", "9")
+    more = {"stop": stops, "max_new_tokens": 24, "prompts_per_batch": 8, "group_size": 8}
+    runs.train(config.model_copy(update={"rollout": config.rollout.model_copy(update=more)}), tmp_path / "run")
+    chars = "0123456789+-=,"
+    stopped = 0
+    for said in (r for g in groups(tmp_path / "run") for r in g.rollouts):
+        (s,) = said.segments
+        text = "".join(chars[i - 3] for i in s.tokens[s.action_mask].tolist() if i > 2)
+        ends = [at + len(stop) for stop in stops if (at := text.find(stop)) >= 0]
+        assert (said.stop is StopReason.STOP) == bool(ends), text
+        assert not ends or min(ends) == len(text), "the tokens of the stop string are actions, and nothing follows them"
+        stopped += bool(ends)
+    assert stopped > 10
+    assert replay(tmp_path / "run", None).same

@@ -24,6 +24,7 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     from trimtab.engines.checkpoint import load_policy
     from trimtab.rollout.evaluate import shortfall
     from trimtab.rollout.sampler import Sampler
+    from trimtab.rollout.screen import held_out
 
     run = Path(source)
     if (run / "model.safetensors").is_file():
@@ -51,6 +52,9 @@ def evaluate(source: str, overrides: Sequence[str], model: Path | None, as_json:
     )
     try:
         if said := shortfall(config.eval, sampler.task):
+            print(f"note: {said}", file=sys.stderr)
+        rows = held_out(sampler.task, sampler.renderer, config.eval.prompts)
+        for said in (*sampler.renderer.notes, *sampler.task.data.notes, *rows.notes):
             print(f"note: {said}", file=sys.stderr)
         found = sampler.evaluate(config.eval)
     finally:

@@ -6,7 +6,7 @@ An engine is single-threaded and passive: whoever owns it calls ``step``. Betwee
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -30,6 +30,7 @@ class Request:
     key: int
     turn: int = 0
     stop_ids: tuple[int, ...] = ()  # sampled, kept in the response, then generation ends (the EOS ids)
+    stop_rule: Callable[[I32], bool] | None = None  # asked after every token whether the response so far ends there; it is kept whole
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

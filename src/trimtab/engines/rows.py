@@ -26,6 +26,7 @@ class Running:
     versions: list[tuple[int, int]]  # (tokens made before, version): from that token on, the version samples
     kept: list[I32] = field(default_factory=list)  # one kept set a token, where the distribution is cut
     forgetting: float | None = None  # of the tokens made before the last swap
+    stopped: bool = False  # by its request's rule
 
 
 class Rows:
@@ -35,6 +36,7 @@ class Rows:
         self.n = 0
         self.holes: list[int] = []  # free places below n
         self.cut = 0  # rows whose distribution is cut
+        self.ruled = 0  # rows whose requests have a rule that ends them
         self.running: list[Running | None] = [None] * slots  # None: the place is free
         self.last = np.zeros(slots, np.int64)  # the next input token ...
         self.position = np.zeros(slots, np.int64)  # ... and its position in the sequence
@@ -55,6 +57,7 @@ class Rows:
         self.running[row] = Running(request, incarnation, started, [(0, version)])
         self.n = max(self.n, row + 1)
         self.cut += request.sampling.cut
+        self.ruled += request.stop_rule is not None
         self.last[row] = request.prompt[-1]
         self.position[row] = len(request.prompt) - 1
         self.made[row] = 0
@@ -91,6 +94,7 @@ class Rows:
         self.running[row] = None
         self.holes.append(row)
         self.cut -= running.request.sampling.cut
+        self.ruled -= running.request.stop_rule is not None
         return running
 
     def take_free(self) -> list[int]:
@@ -138,7 +142,15 @@ class Rows:
         finished = self.made[due] >= self.limit[due]
         for stop in self.stop.T:
             finished |= stop[due] == tokens[due]
+        if self.ruled:
+            finished |= np.array([self._stops(row) for row in due.tolist()], np.bool_)
         return due[finished]
+
+    def _stops(self, row: int) -> bool:
+        running = self.running[row]
+        if running is not None and running.request.stop_rule is not None:
+            running.stopped = running.request.stop_rule(self.tokens[row, : self.made[row]])
+        return running is not None and running.stopped
 
     def sequence(self, row: int) -> I32:
         """The tokens whose keys are in the cache: prompt and response without the last token."""
@@ -155,7 +167,7 @@ class Rows:
         if last in request.stop_ids:
             stop = StopReason.EOS if last in eos_ids else StopReason.STOP
         else:
-            stop = StopReason.LENGTH
+            stop = StopReason.STOP if running.stopped else StopReason.LENGTH
         return Completion(
             id=request.id,
             tokens=self.tokens[row, :made].copy(),

@@ -55,6 +55,9 @@ class _ScriptedRow:
         made = len(self.versions)
         if made and self.script[made - 1][0] in self.request.stop_ids:
             return StopReason.EOS
+        rule = self.request.stop_rule
+        if made and rule is not None and rule(np.array([token for token, _ in self.script[:made]], np.int32)):
+            return StopReason.STOP
         if made >= self.request.max_new_tokens:
             return StopReason.LENGTH
         return StopReason.EOS if made >= len(self.script) else None

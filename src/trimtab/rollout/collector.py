@@ -139,6 +139,7 @@ class Collector:
                     sampling=self._sampling,
                     key=key,
                     stop_ids=self._renderer.stop_ids,
+                    stop_rule=None if self._renderer.stops is None else self._renderer.stops.ends,
                 )
             )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from trimtab import keyed
 from trimtab.engines.protocol import Engine
@@ -32,20 +33,22 @@ def evaluate(
     options: EvalOptions,
     *,
     threshold: float,
+    rows: Sequence[int] | None = None,
     deadline_s: float = 600.0,
 ) -> HeldOut:
-    """Sample the first ``eval.prompts`` evaluation prompts, or all there are. The engine must be idle and keep its version.
+    """Sample the evaluation prompts of ``rows``: by default the first ``eval.prompts``, or all there are. The engine must be idle and
+    keep its version.
 
     ``training``: how the run's rollouts are generated; ``threshold``: of the task, the score that counts as correct.
     Raises StoppedByRule where no response ends for ``deadline_s`` or none gets a verdict.
     """
-    rows = min(options.prompts, task.eval_size)
+    rows = range(min(options.prompts, task.eval_size)) if rows is None else rows
     if engine.running or verifier.pending:
         raise RuntimeError(f"evaluation needs an idle engine and verifier; {engine.running} rows run, {verifier.pending} verdicts are out")
     version = engine.version
     how = options.rollout(training)
-    collector = Collector(engine, task, verifier, renderer, how, options.seed, tag=keyed.EVAL, max_groups=rows)
-    for row in range(rows):
+    collector = Collector(engine, task, verifier, renderer, how, options.seed, tag=keyed.EVAL, max_groups=len(rows))
+    for row in rows:
         collector.assign(Slot(0, row), row, attempt=0)
     results = collector.drain(deadline_s)
     if engine.version != version:
@@ -53,10 +56,10 @@ def evaluate(
     answers, verdicts = _answers(results), collector.take_counts()
     outcomes, why = verdicts.outcomes, _most_frequent(results, verdicts)
     if not answers:
-        raise StoppedByRule(f"eval: none of {rows * options.samples} responses got a verdict: {why}")
-    outcomes[Outcome.ERROR.value] += rows * options.samples - verdicts.asked  # prompts that cannot be run
+        raise StoppedByRule(f"eval: none of {len(rows) * options.samples} responses got a verdict: {why}")
+    outcomes[Outcome.ERROR.value] += len(rows) * options.samples - verdicts.asked  # prompts that cannot be run
     counts = {outcome.value: outcomes[outcome.value] for outcome in Outcome}
-    found = summarize(answers, counts, version=version, rows=rows, samples=options.samples, threshold=threshold, error=why)
+    found = summarize(answers, counts, version=version, rows=len(rows), samples=options.samples, threshold=threshold, error=why)
     return found.judged(options.max_error_share)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from trimtab.records import Sampling, TrimtabError
 from trimtab.tasks.options import NoneWord
@@ -23,6 +23,7 @@ class RolloutOptions(BaseModel):
         1.0, gt=0.0, le=1.0, description="sample from the fewest most probable tokens that have this much probability; 1: off"
     )
     top_k: int = Field(0, ge=0, description="sample from so many most probable tokens; 0: off")
+    stop: tuple[int | str, ...] = Field((), description="token ids and strings that end a response, beside the EOS of the model's folder")
     truncated: Literal["score", "wrong"] = Field("score", description="a response cut by max_new_tokens: scored as it is, or wrong unseen")
     min_group: int | None = Field(None, ge=1, description="fewest rollouts of a group that are no errors; default: all of them")
     max_attempts: int = Field(3, ge=1, description="times that a group of a prompt may fail before the prompt is given up for this epoch")
@@ -31,6 +32,15 @@ class RolloutOptions(BaseModel):
         ge=1,
         description="groups of so many batches are given to a worker at once, so that its slots need not idle towards the end of a batch",
     )
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _stops(cls, value: object) -> object:
+        stops = tuple(value) if isinstance(value, list | tuple) else (value,)
+        for stop in stops:
+            if isinstance(stop, bool) or not isinstance(stop, int | str) or stop == "" or (isinstance(stop, int) and stop < 0):
+                raise ValueError(f'{stop!r} ends no response; give token ids and strings, as in ["</answer>", 151645]')
+        return stops
 
     @model_validator(mode="after")
     def _group(self) -> Self:

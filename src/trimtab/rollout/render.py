@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from trimtab.records import I32, TrimtabError
+from trimtab.records import I32, Json, TrimtabError
 from trimtab.rollout.steps import completing_tokens
+from trimtab.rollout.stops import StopStrings
+from trimtab.rollout.turns import through
 from trimtab.tasks.protocol import Prompt
 
 if TYPE_CHECKING:
@@ -16,10 +18,28 @@ if TYPE_CHECKING:
 
 
 class Renderer:
-    """``context``: longest prompt + response in tokens; ``stop_ids``: the ids that end a response."""
+    """``context``: longest prompt + response in tokens; ``stop_ids``, ``stops``: the ids and the strings that end a response.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, context: int, max_new_tokens: int, stop_ids: tuple[int, ...]) -> None:
-        self.stop_ids = stop_ids
+    ``template_args``: what the chat template is given beside the conversation. ``skip_special``: special tokens are no part of the text
+    that a scorer sees; ``keep_stop``: the stop string that ended it is. ``notes``: what a person should know.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        *,
+        context: int,
+        max_new_tokens: int,
+        stop_ids: tuple[int, ...],
+        stops: StopStrings | None = None,
+        template_args: Mapping[str, Json] | None = None,
+        skip_special: bool = True,
+        keep_stop: bool = False,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        self.stop_ids, self.stops, self.notes = stop_ids, stops, notes
+        self._template_args = dict(template_args or {})
+        self._skip_special, self._keep_stop = skip_special, keep_stop
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}  # texts of single tokens
         self._context, self._max_new_tokens = context, max_new_tokens
@@ -42,14 +62,16 @@ class Renderer:
         return np.array(ids, dtype=np.int32)
 
     def text(self, response: I32) -> str:
-        """The response without the id that ended it and without special tokens."""
-        return self._decode(self._said(response).tolist())
+        """The response without the id or the string that ended it, and without special tokens, unless they were asked for."""
+        ids = self._said(response).tolist()
+        text = self._decode(ids)
+        return text if self.stops is None else self.stops.cut(ids, text, keep=self._keep_stop)
 
     def completing(self, response: I32, ends: Sequence[int | None]) -> list[int]:
         """For each of ``ends``, the index in ``response`` of the token that completes so many characters of its text; None: the last."""
         ids = self._said(response).tolist()
         characters = [end for end in ends if end is not None]
-        found = iter(completing_tokens(ids, self.text(response), characters, self._piece, self._decode))
+        found = iter(completing_tokens(ids, self._decode(ids), characters, self._piece, self._decode))
         return [len(response) - 1 if end is None else next(found) for end in ends]
 
     def _said(self, response: I32) -> I32:
@@ -57,7 +79,7 @@ class Renderer:
         return response[:-1] if ended else response
 
     def _decode(self, ids: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
+        return str(self._tokenizer.decode(list(ids), skip_special_tokens=self._skip_special, clean_up_tokenization_spaces=False))
 
     def _piece(self, token: int) -> str:
         if token not in self._pieces:
@@ -75,8 +97,9 @@ class Renderer:
     def _conversation(self, prompt: Prompt) -> list[int]:
         from jinja2 import TemplateError
 
-        talk = [dict(message) for message in prompt.messages]
         try:
-            return cast(list[int], self._tokenizer.apply_chat_template(talk, add_generation_prompt=True, tokenize=True, return_dict=False))
+            args = self._template_args
+            ids = through(self._tokenizer, prompt.messages, args, add_generation_prompt=True, tokenize=True, return_dict=False)
+            return cast(list[int], ids)
         except (TemplateError, ValueError, TypeError) as error:  # ValueError: the tokenizer has no template
             raise TrimtabError(f"the conversation of {prompt.named} does not go through the chat template ({error})") from error

@@ -15,6 +15,9 @@ from trimtab.rollout.collector import Collector
 from trimtab.rollout.evaluate import evaluate
 from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.render import Renderer
+from trimtab.rollout.screen import held_out
+from trimtab.rollout.stops import StopStrings
+from trimtab.rollout.turns import check_args, runs_past
 from trimtab.tasks.load import load_task, scorer_spec
 from trimtab.tasks.options import PromptOptions, VerifierOptions
 from trimtab.tasks.protocol import Task
@@ -61,7 +64,7 @@ class Sampler:
         verifying = Verifier(verifier, scorer_spec(task))
         try:
             loaded = policy() if callable(policy) else policy
-            renderer = make_renderer(loaded, rollout, engine)
+            renderer = make_renderer(loaded, task, rollout, engine)
             built = make_engine(loaded, engine, rescore)
             verifying.ready()
         except BaseException:
@@ -71,22 +74,52 @@ class Sampler:
         return cls(loaded, built, rows, verifying, renderer, collector, rollout, task.threshold)
 
     def evaluate(self, options: EvalOptions) -> HeldOut:
-        """Evaluate the weights now served; nothing may be outstanding."""
-        return evaluate(self.engine, self.task, self.verifier, self.renderer, self.options, options, threshold=self.threshold)
+        """Evaluate the weights now served, on the first held-out rows that can be run; nothing may be outstanding."""
+        rows = held_out(self.task, self.renderer, options.prompts).rows.tolist()
+        return evaluate(self.engine, self.task, self.verifier, self.renderer, self.options, options, threshold=self.threshold, rows=rows)
 
     def close(self) -> None:
         self.verifier.close()
         self.engine.close()
 
 
-def make_renderer(policy: Policy, rollout: RolloutOptions, engine: EngineOptions) -> Renderer:
-    """Prompts of this policy, as long as model and engine leave room for the response."""
+def make_renderer(policy: Policy, task: PromptOptions, rollout: RolloutOptions, engine: EngineOptions) -> Renderer:
+    """Prompts of this policy, as long as model and engine leave room for the response. TrimtabError for what the policy does not have."""
     limit = engine.longest()
     context = min(policy.context, limit or policy.context)
     if rollout.max_new_tokens >= context:
         why = f"the context is {context} tokens, which leaves no room for a prompt; lower it"
         raise TrimtabError.field("rollout.max_new_tokens", rollout.max_new_tokens, why)
-    return Renderer(policy.tokenizer, context=context, max_new_tokens=rollout.max_new_tokens, stop_ids=policy.eos_ids)
+    stop_ids, strings = _stops(policy, rollout)
+    check_args(policy.tokenizer, task.template_args)
+    past = runs_past(policy.tokenizer, task.template_args, stop_ids) if task.conversational else ""
+    return Renderer(
+        policy.tokenizer,
+        context=context,
+        max_new_tokens=rollout.max_new_tokens,
+        stop_ids=stop_ids,
+        stops=StopStrings(policy.tokenizer, strings) if strings else None,
+        template_args=task.template_args,
+        skip_special=task.skip_special_tokens,
+        keep_stop=task.keep_stop,
+        notes=(past,) if past else (),
+    )
+
+
+def _stops(policy: Policy, rollout: RolloutOptions) -> tuple[tuple[int, ...], list[str]]:
+    """The ids that end a response, those of the model's folder first, and the strings; a string that is one special token is its id."""
+    special = policy.tokenizer.get_added_vocab()
+    ids, strings = list(policy.eos_ids), []
+    for stop in rollout.stop:
+        if isinstance(stop, int):
+            if stop >= policy.vocabulary.size or stop in policy.vocabulary.holes:
+                raise TrimtabError.field("rollout.stop", stop, "the tokenizer has no such id, so it is never sampled; name one that it has")
+            ids.append(stop)
+        elif stop in special:
+            ids.append(special[stop])
+        else:
+            strings.append(stop)
+    return tuple(dict.fromkeys(ids)), strings
 
 
 def make_engine(policy: Policy, options: EngineOptions, rescore: Phi | None = None) -> Engine:

@@ -29,7 +29,7 @@ def look(task: Task, renderer: Renderer, *, seed: int, evaluated: int) -> Traini
     """Look at the rows before anything is planned. Raises TrimtabError where there is nothing to train or evaluate on."""
     screened, first = screen(task, renderer), held_out(task, renderer, evaluated)
     by_file = _by_file(task.data, screened.rows)
-    notes = (*task.data.notes, *screened.notes, *first.notes)
+    notes = (*renderer.notes, *task.data.notes, *screened.notes, *first.notes)
     return TrainingData(task.data, screened.rows, _order(seed, task.data, by_file), notes, tuple(_told(task.data, by_file)))
 
 

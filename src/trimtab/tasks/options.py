@@ -15,6 +15,10 @@ from trimtab.tasks.shaping import ShapingOptions
 EVAL_SEED = 3_000_000_000  # reasoning-gym seeds entry i with seed + i: far above every training seed, below NumPy's limit of 2**32
 NoneWord = BeforeValidator(lambda value: None if value == "none" else value)  # TOML has no null
 _FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+# arguments of apply_chat_template that are not the template's
+_OURS = frozenset(
+    ["conversation", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize", "tokenizer_kwargs"]
+) | frozenset(["padding", "truncation", "max_length", "return_tensors", "return_dict", "return_assistant_tokens_mask"])
 
 
 class Options(BaseModel):
@@ -42,6 +46,11 @@ class PromptOptions(Options):
     compact: bool = Field(False, description="strip all white space from what is filled in")
     chat: bool = Field(False, description="send the text as a user message through the model's chat template")
     system: str | None = Field(None, description="system message before it (chat only)")
+    template_args: dict[str, JsonValue] = Field(
+        default_factory=dict, description="what the chat template is given beside the conversation, such as enable_thinking = false"
+    )
+    skip_special_tokens: bool = Field(True, description="special tokens are no part of the response that a reward sees")
+    keep_stop: bool = Field(False, description="the string of rollout.stop that ended a response is part of what a reward sees")
     answer_after: str | None = Field(None, min_length=1, description="the answer is the text after the last occurrence of this")
     threshold: float = Field(1.0, allow_inf_nan=False, description="a score of at least this is correct")
     shaping: ShapingChoice = ShapingOptions()
@@ -61,6 +70,25 @@ class PromptOptions(Options):
         """MissingExtra where this kind of task needs a package that is not installed."""
         if self.extra is not None:
             require(self.extra, f"task.kind = {self.kind!r}")
+
+    @field_validator("template_args")
+    @classmethod
+    def _not_ours(cls, value: dict[str, JsonValue]) -> dict[str, JsonValue]:
+        ours = sorted(_OURS & value.keys())
+        if ours:
+            raise ValueError(f"{', '.join(ours)}: set by Trimtab, which needs the ids of a prompt that waits for a response; leave it out")
+        return value
+
+    @model_validator(mode="after")
+    def _args_need_chat(self) -> Self:
+        if self.template_args and not self.conversational:
+            raise ValueError("task.template_args needs task.chat = true or whole conversations: plain text passes through no template")
+        return self
+
+    @property
+    def conversational(self) -> bool:
+        """Prompts go through the model's chat template."""
+        return self.chat
 
     @model_validator(mode="after")
     def _can_be_shaped(self) -> Self:
@@ -160,6 +188,10 @@ class JsonlOptions(PromptOptions):
 
         prompts = tuple(file.model_copy(update={"path": absolute(file.path)}) for file in self.prompts)
         return self.model_copy(update={"path": absolute(self.path), "eval_path": absolute(self.eval_path), "prompts": prompts})
+
+    @property
+    def conversational(self) -> bool:
+        return self.chat or self.columns.messages is not None
 
     @property
     def files(self) -> tuple[PromptFile, ...]:

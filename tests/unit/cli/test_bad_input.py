@@ -66,7 +66,7 @@ def refused(work: Path, *arguments: str, code: int = 2) -> str:
         ("methods=[]", 'methods = []: an asynchronous run needs a correction; write ["vcpo"], or ["none"]'),
         ('methods=["vcpo", "ppo_clip"]', "methods = ['opob', 'ppo_clip']: opob needs an objective linear in the advantage"),
         ("rollout.group_size=1", "rollout.group_size = 1: opob compares the members of a group and needs at least 2"),
-        ("rollout.max_new_tokens=255", "the prompt of row 0 has 3 tokens; the context of 256 less rollout.max_new_tokens = 255 leaves 1: "),
+        ("rollout.max_new_tokens=255", "none of 100 training prompts can be run: the prompt of line 1 of "),
         ("learner.device=cuda", "learner.device = 'cuda': this machine shows no CUDA device; use cpu"),
         ("engine.device=cuda", "engine.device = 'cuda': this machine shows no CUDA device; use cpu"),
         ("task.path=nowhere.jsonl", "task.path = 'nowhere.jsonl': cannot be read (No such file or directory)"),

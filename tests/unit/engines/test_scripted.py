@@ -3,6 +3,7 @@
 import math
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -39,6 +40,13 @@ def test_plays_the_table_one_token_a_step() -> None:
     np.testing.assert_allclose(third[0].logp, [-1.0, -2.0, -0.5])
     assert third[0].stop is StopReason.EOS
     assert engine.step() == []
+
+
+def test_a_rule_ends_a_script() -> None:
+    engine = ScriptedEngine(script={0: [(5, -1.0), (6, -2.0), (7, -0.5)]})
+    engine.submit(replace(request(0, new=3), stop_rule=lambda tokens: tokens.tolist() == [5, 6]))
+    (done,) = [c for made in steps(engine, 3) for c in made]
+    assert (done.tokens.tolist(), done.stop) == ([5, 6], StopReason.STOP)
 
 
 def test_places_are_refilled_in_order() -> None:

@@ -201,6 +201,29 @@ def test_why_a_row_ends() -> None:
     assert seen == {StopReason.LENGTH, StopReason.EOS, StopReason.STOP}
 
 
+def test_a_rule_ends_a_row_with_the_token_it_asks_about_and_changes_no_log_prob() -> None:
+    """Two ids in a row, whatever was before them: tokens and log-probs are those of the row that goes on, up to and with the last."""
+    policy = tiny_policy(dtype=torch.float64)
+    batch = requests(30, longest=60)
+    free = generate(TorchEngine(policy, WIDE), batch)
+
+    def twice(tokens: np.ndarray) -> bool:
+        return len(tokens) > 1 and tokens[-1] == tokens[-2]
+
+    ruled = [replace(r, stop_ids=(EOS,), stop_rule=twice if r.id % 3 else None) for r in batch]
+    stopped = generate(TorchEngine(policy, WIDE), ruled)
+    seen = set()
+    for request in ruled:
+        tokens, done = free[request.id].tokens.tolist(), stopped[request.id]
+        ends = [i for i, t in enumerate(tokens) if t == EOS or (request.stop_rule and i and t == tokens[i - 1])]
+        made = tokens[: ends[0] + 1] if ends else tokens
+        expected = StopReason.LENGTH if not ends else StopReason.EOS if made[-1] == EOS else StopReason.STOP
+        assert (done.stop, done.tokens.tolist()) == (expected, made)
+        np.testing.assert_allclose(done.logp, free[request.id].logp[: len(made)], rtol=1e-6)
+        seen.add(expected)
+    assert seen == {StopReason.LENGTH, StopReason.EOS, StopReason.STOP}
+
+
 def test_cancel_frees_the_place_and_changes_nobody_else() -> None:
     policy = tiny_policy(dtype=torch.float64)
     batch = [replace(r, max_new_tokens=20 if r.id else 3) for r in requests(12)]

@@ -15,6 +15,8 @@ from trimtab.rollout.options import EvalOptions, RolloutOptions
 from trimtab.rollout.sampler import Sampler, make_renderer
 from trimtab.tasks.options import JsonlOptions, VerifierOptions
 
+TASK = JsonlOptions(path="rows.jsonl")
+
 
 def never() -> Policy:
     raise AssertionError("the model was loaded before the task was read")
@@ -35,9 +37,9 @@ def test_a_missing_task_file_is_found_before_the_model_is_loaded(tmp_path: Path)
 @pytest.mark.parametrize(("engine", "limit"), [(TorchEngineOptions(), 256), (TorchEngineOptions(max_context=100), 100)])
 def test_a_response_must_leave_room_for_a_prompt(engine: TorchEngineOptions, limit: int) -> None:
     policy = tiny_policy(context=256)
-    make_renderer(policy, RolloutOptions(max_new_tokens=limit - 1), engine)
+    make_renderer(policy, TASK, RolloutOptions(max_new_tokens=limit - 1), engine)
     with pytest.raises(TrimtabError, match=f"rollout.max_new_tokens = {limit}: the context is {limit} tokens"):
-        make_renderer(policy, RolloutOptions(max_new_tokens=limit), engine)
+        make_renderer(policy, TASK, RolloutOptions(max_new_tokens=limit), engine)
 
 
 def test_evaluation_takes_the_rows_there_are(tmp_path: Path) -> None:
