@@ -309,7 +309,7 @@ def main() -> None:
     except OSError as error:  # of a file that no room expected to be refused
         from trimtab.store.durable import refused
 
-        if (said := refused(error, Path())) is None:
+        if (said := refused(error, Path("a file"))) is None:
             raise
         print(f"trimtab: {printable(str(said))}", file=sys.stderr)
         raise SystemExit(said.exit_code) from None

@@ -386,7 +386,8 @@ def test_a_file_that_the_machine_refuses_anywhere(work: Path, monkeypatch: pytes
 
     monkeypatch.setattr("trimtab.cli.looking.report", refuse)
     number, name = errno.EMFILE, None
-    assert cli("report", work).sentence.endswith(
+    assert cli("report", work).sentence == (
+        "a file could not be opened or written "
         "because too many files are open: what was there before is unchanged; raise the limit (ulimit -n)"
     )
     number, name = errno.EROFS, work / "a\x1b[1m"
