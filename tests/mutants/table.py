@@ -295,6 +295,30 @@ entry.attempt += 1
         "[p.detach().float() for p, _ in self._narrow]",
         "tests/unit/learner/test_masters.py::test_a_restored_optimizer_goes_on_bit_for_bit",
     ),
+    Mutant(
+        6,
+        "a row that cannot be run is tried again",
+        "Pool._attempt_failed",
+        "retry and entry.failures + 1 < self.options.max_attempts",
+        "entry.failures + 1 < self.options.max_attempts",
+        "tests/unit/pool/test_admit.py::test_a_row_that_cannot_be_run_fails_at_once_and_never_comes_again",
+    ),
+    Mutant(
+        6,
+        "a resume trains on changed data",
+        "Plan.restore",
+        "changed and not self.accept_changed_data",
+        "False",
+        "tests/unit/pool/test_plan.py::test_a_resume_over_changed_data_is_refused_by_name_unless_it_is_accepted",
+    ),
+    Mutant(
+        6,
+        "a set of a mixture begins anew each epoch",
+        "mixed.order",
+        "epoch * shares[i] + place[here] - (ends[i] - shares[i])",
+        "place[here] - (ends[i] - shares[i])",
+        "tests/unit/pool/test_order.py::test_a_mixture_draws_the_quotas_and_goes_through_every_set_in_passes",
+    ),
     # ------------------------------------------------------------------------------------------------------------------------ 7
     Mutant(
         7,
@@ -396,6 +420,14 @@ self._parameters[name].data.copy_(weights[name])
         "None if kept is None else KeptSets(index(kept[0]), index(kept[1]))",
         "None",
         "tests/unit/learner/test_head.py::test_values_and_gradients_equal_autograd",
+    ),
+    Mutant(
+        9,
+        "a stop string is looked for in the last token only",
+        "StopStrings.ends",
+        "response[-self._window:].tolist()",
+        "response[-1:].tolist()",
+        "tests/unit/rollout/test_stops.py::test_a_response_ends_with_the_token_that_completes_a_stop_string",
     ),
     # ----------------------------------------------------------------------------------------------------------------------- 10
     Mutant(

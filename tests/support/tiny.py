@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 
 CHARS = "0123456789+-=,"
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+TURN = "<|im_end|>"
+BYTE_TEXTS = ("<answer>12</answer>\n", "so </answer> a</b> naïve 数字</答>", "x</answer>.\n\nQuestion: one", "</ans", "wer>\n")
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -93,3 +96,19 @@ def tiny_folder(path: Path, tied: bool = False, **settings: int) -> Path:
     policy = tiny_policy(tied, **settings)
     save_policy(policy.model, policy.tokenizer, path)
     return path
+
+
+@lru_cache
+def bytes_tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of some 330 tokens: some begin, hold or end ``</answer>``. Ids 0 and 1 are <eos> and TURN."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=330, special_tokens=[EOS, TURN], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    backend.train_from_iterator(BYTE_TEXTS * 4, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS, additional_special_tokens=[TURN])

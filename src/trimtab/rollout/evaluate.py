@@ -67,7 +67,14 @@ def _answers(results: list[Result]) -> list[Answer]:
     """The responses with a verdict, in order of row and sample: what came first is chance."""
     groups = sorted((r.group for r in results if isinstance(r, GroupDone)), key=lambda g: g.slot)
     return [
-        Answer(prompt=g.prompt, score=r.score, outcome=r.outcome, length=r.actions, truncated=r.stop is StopReason.LENGTH)
+        Answer(
+            prompt=g.prompt,
+            score=r.score,
+            outcome=r.outcome,
+            length=r.actions,
+            truncated=r.stop is StopReason.LENGTH,
+            source=g.source,
+        )
         for g in groups
         for r in g.rollouts
     ]

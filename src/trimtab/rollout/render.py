@@ -16,6 +16,8 @@ from trimtab.tasks.protocol import Prompt
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+_NORMALIZED = 3  # NFC makes of a text at most three times as many bytes (Unicode Standard Annex 15), and leaves ASCII as it is
+
 
 class Renderer:
     """``context``: longest prompt + response in tokens; ``stop_ids``, ``stops``: the ids and the strings that end a response.
@@ -43,6 +45,7 @@ class Renderer:
         self._tokenizer = tokenizer
         self._pieces: dict[int, str] = {}  # texts of single tokens
         self._context, self._max_new_tokens = context, max_new_tokens
+        self._bytewise = _bytewise(tokenizer)
 
     def ids(self, prompt: Prompt) -> I32:
         """BOS (where the tokenizer has one) and the text, or the conversation through the chat template.
@@ -60,6 +63,19 @@ class Renderer:
         if not ids:
             raise TrimtabError(f"the prompt of {prompt.named} is empty and the tokenizer has no BOS: the first token needs a context")
         return np.array(ids, dtype=np.int32)
+
+    def surely_fits(self, prompt: Prompt) -> bool:
+        """True only where :meth:`ids` raises nothing, at a fraction of its cost. Raises what the chat template raises.
+
+        A byte-level tokenizer has a token for everything, and makes no more tokens than there are bytes after its normalization.
+        """
+        if not self._bytewise:
+            return False
+        text = prompt.text
+        if prompt.messages:
+            text = str(self._through(prompt, tokenize=False))
+        most = len(text) if text.isascii() else _NORMALIZED * len(text.encode())
+        return 0 < most < self._context - self._max_new_tokens
 
     def text(self, response: I32) -> str:
         """The response without the id or the string that ended it, and without special tokens, unless they were asked for."""
@@ -95,11 +111,21 @@ class Renderer:
         return ids if tokenizer.bos_token_id is None else [tokenizer.bos_token_id, *ids]
 
     def _conversation(self, prompt: Prompt) -> list[int]:
+        return cast(list[int], self._through(prompt, tokenize=True, return_dict=False))
+
+    def _through(self, prompt: Prompt, **how: bool) -> object:
         from jinja2 import TemplateError
 
         try:
-            args = self._template_args
-            ids = through(self._tokenizer, prompt.messages, args, add_generation_prompt=True, tokenize=True, return_dict=False)
-            return cast(list[int], ids)
+            return through(self._tokenizer, prompt.messages, self._template_args, add_generation_prompt=True, **how)
         except (TemplateError, ValueError, TypeError) as error:  # ValueError: the tokenizer has no template
             raise TrimtabError(f"the conversation of {prompt.named} does not go through the chat template ({error})") from error
+
+
+def _bytewise(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer is byte-level BPE without a normalizer, or with one that composes characters."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        return False
+    known = backend.normalizer is None or repr(backend.normalizer) == "NFC()"
+    return known and type(backend.model).__name__ == "BPE" and "ByteLevel" in repr(backend.pre_tokenizer)

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,15 +59,31 @@ def held_out(task: Task, renderer: Renderer, wanted: int) -> Screened:
 
 def rendered(get: Callable[[int], Prompt], renderer: Renderer, row: int) -> tuple[Prompt, I32]:
     """The prompt of a row and its ids. Raises TrimtabError where it cannot be run, whatever the reason."""
-    named = f"row {row}"
-    try:
+    with _about(row):
         prompt = get(row)
-        named = prompt.named
+    with _about(row, prompt):
         return prompt, renderer.ids(prompt)
+
+
+@contextmanager
+def _about(row: int, prompt: Prompt | None = None) -> Iterator[None]:
+    """What a row makes a task, a template or a tokenizer do is data about this row: every error is a TrimtabError that names it."""
+    try:
+        yield
     except TrimtabError:
         raise
-    except Exception as error:  # what a row makes a task, a template or a tokenizer do is data about this row
+    except Exception as error:
+        named = f"row {row}" if prompt is None else prompt.named
         raise TrimtabError(f"the prompt of {named} cannot be rendered ({type(error).__name__}: {error})") from error
+
+
+def _check(get: Callable[[int], Prompt], renderer: Renderer, row: int) -> None:
+    """Raises where :func:`rendered` would; most rows are known to fit without their ids."""
+    with _about(row):
+        prompt = get(row)
+    with _about(row, prompt):
+        if not renderer.surely_fits(prompt):
+            renderer.ids(prompt)
 
 
 def _sort_out(get: Callable[[int], Prompt], renderer: Renderer, rows: Sequence[int], wanted: int) -> tuple[list[int], list[str]]:
@@ -76,7 +93,7 @@ def _sort_out(get: Callable[[int], Prompt], renderer: Renderer, rows: Sequence[i
         if len(good) == wanted:
             break
         try:
-            rendered(get, renderer, row)
+            _check(get, renderer, row)
         except TrimtabError as error:
             refused.append(str(error))
         else:

@@ -12,6 +12,7 @@ from trimtab.telemetry.events import Event, Severity
 from trimtab.telemetry.intervals import Change, Estimate, change, mean_of, of_prompts
 from trimtab.telemetry.metrics import finite, number
 
+_SOURCES = 8  # most sources that are told apart
 _RUNS_OUT = 0.05  # share of truncated responses from which a line mentions it
 
 
@@ -24,6 +25,7 @@ class Answer:
     outcome: Outcome
     length: int  # action tokens
     truncated: bool  # cut off at max_new_tokens
+    source: str = ""  # of the prompt: its file, or what a column says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +49,7 @@ class HeldOut:
     graded: bool  # a score is not simply 1 where correct and 0 elsewhere: accuracy and score tell different things
     threshold: float | None  # task.threshold; None in a record of before
     pass_at: Mapping[int, float] = field(default_factory=dict)  # k -> chance that one of k responses is correct
+    by_source: Mapping[str, float] = field(default_factory=dict)  # score of the prompts of each, where there are a few
     length: float  # mean, action tokens
     truncated: float  # share cut off at max_new_tokens
     error: str = ""  # the most frequent reason of errors and timeouts
@@ -86,6 +89,8 @@ class HeldOut:
             out.append(f"accuracy {self.accuracy.text()}{correct}")
         if self.pass_at:
             out.append(", ".join(f"pass@{k} {share:.3f}" for k, share in self.pass_at.items()))
+        if self.by_source:
+            out.append("score by source: " + ", ".join(f"{source} {score:.3f}" for source, score in self.by_source.items()))
         if failures := self.failures():
             out.append(failures)
         if self.truncated >= _RUNS_OUT:
@@ -117,6 +122,8 @@ class HeldOut:
         out |= {"prompts": self.prompts, "scored": self.scored, "errors": self.errors, "timeouts": self.timeouts}
         out |= {"outcomes": dict(self.outcomes), "graded": self.graded, "threshold": self.threshold}
         out |= {"pass_at": {str(k): finite(share) for k, share in self.pass_at.items()}}
+        if self.by_source:
+            out |= {"by_source": {source: finite(score) for source, score in self.by_source.items()}}
         out |= {"length": finite(self.length), "truncated": finite(self.truncated), "error": self.error, "doubtful": self.doubtful}
         return out
 
@@ -127,7 +134,7 @@ class HeldOut:
         if accuracy is None:
             return None
         score = _estimate(row, "score") or accuracy
-        outcomes, passes = (x if isinstance(x, dict) else {} for x in (row.get("outcomes"), row.get("pass_at")))
+        outcomes, passes, sources = (x if isinstance(x, dict) else {} for x in (row.get(k) for k in ("outcomes", "pass_at", "by_source")))
         rows = _count(row.get("rows"), 0)
         return cls(
             version=_count(row.get("version"), 0),
@@ -141,6 +148,7 @@ class HeldOut:
             graded=row.get("graded") is True or score.mean != accuracy.mean,
             threshold=number(row.get("threshold")),
             pass_at={int(k): n for k, v in passes.items() if k.isdigit() and (n := number(v)) is not None},
+            by_source={k: n for k, v in sources.items() if (n := number(v)) is not None},
             length=number(row.get("length")) or 0.0,
             truncated=number(row.get("truncated")) or 0.0,
             error=str(row.get("error") or ""),
@@ -175,10 +183,19 @@ def summarize(
         graded=any(a.score != float(a.outcome is Outcome.CORRECT) for a in answers),
         threshold=threshold,
         pass_at=pass_at([(len(xs), int(sum(xs))) for xs in correct.values()], samples),
+        by_source=_by_source(groups),
         length=sum(a.length for a in answers) / n,
         truncated=sum(a.truncated for a in answers) / n,
         error=error,
     )
+
+
+def _by_source(groups: Sequence[Sequence[Answer]]) -> dict[str, float]:
+    """Mean over the prompts of each source; nothing for one source, or for many."""
+    scores: dict[str, list[float]] = {}
+    for group in groups:
+        scores.setdefault(group[0].source, []).append(mean_of([a.score for a in group]))
+    return {source: mean_of(scores[source]) for source in sorted(scores)} if 1 < len(scores) <= _SOURCES else {}
 
 
 def pass_at(counts: Sequence[tuple[int, int]], samples: int) -> dict[int, float]:

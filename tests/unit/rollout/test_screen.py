@@ -4,9 +4,11 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from support.rolling import AnyOrderEngine, NearVerifier, Sums
-from support.tiny import tiny_tokenizer
+from support.tiny import bytes_tokenizer, tiny_tokenizer
 from trimtab.records import Slot, TrimtabError
 from trimtab.rollout.collector import Collector, GroupFailed
 from trimtab.rollout.options import RolloutOptions
@@ -126,3 +128,31 @@ def test_files_with_weights_are_told_and_mixed(tmp_path: Path) -> None:
     t = JsonlTask(JsonlOptions(prompts=files, eval_path=str(tmp_path / "eval.jsonl")))
     with pytest.raises(TrimtabError, match=r"task\.prompts = 'a': none of its 1 rows can be run"):
         look(t, renderer(), seed=0, evaluated=1)
+
+
+def bytes_renderer(context: int, template: str | None = None) -> Renderer:
+    tokenizer = bytes_tokenizer()
+    tokenizer.chat_template = template
+    return Renderer(tokenizer, context=context, max_new_tokens=8, stop_ids=(0,))
+
+
+@settings(deadline=None, max_examples=100)
+@given(text=st.text(max_size=30), context=st.integers(9, 120), chat=st.booleans())
+def test_what_surely_fits_fits(text: str, context: int, chat: bool) -> None:
+    r = bytes_renderer(context, "{{ messages[0]['content'] }}" if chat else None)
+    talk = ({"role": "user", "content": text},) if chat else ()
+    prompt = Prompt(row=0, text=text, answer="", source="", data={}, messages=talk)
+    if r.surely_fits(prompt):
+        assert 0 < len(r.ids(prompt)) <= context - 8
+
+
+def test_most_rows_are_measured_without_their_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    r = bytes_renderer(80)
+    measured = []
+    real = r.ids
+    monkeypatch.setattr(r, "ids", lambda prompt: measured.append(prompt.text) or real(prompt))
+    long = {"prompt": "naïve 数字 " * 20, "answer": "1"}
+    seen = screen(task(tmp_path, [*goods(5), long, *goods(5)]), r)
+    assert len(seen.rows) == 10
+    assert measured == [long["prompt"]]
+    assert not renderer().surely_fits(Prompt(row=0, text="1", answer="", source="", data={})), "a tokenizer of words may know no token"

@@ -1,13 +1,11 @@
 """Stop strings are found where the text has them, whatever the tokens' borders; turns that end nothing are said."""
 
-from functools import lru_cache
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from support.tiny import tiny_policy, tiny_tokenizer
+from support.tiny import BYTE_TEXTS, TURN, bytes_tokenizer, tiny_policy, tiny_tokenizer
 from trimtab.engines.options import TorchEngineOptions
 from trimtab.records import TrimtabError
 from trimtab.rollout.options import RolloutOptions
@@ -18,25 +16,7 @@ from trimtab.rollout.turns import check_args, end_of_turn, runs_past
 from trimtab.tasks.options import JsonlOptions
 from trimtab.tasks.protocol import Prompt
 
-TEXTS = ["<answer>12</answer>\n", "so </answer> a</b> naïve 数字</答>", "x</answer>.\n\nQuestion: one", "</ans", "wer>\n"] * 4
 STOPS = ["</answer>", "</答>", "\n\nQ", " "]
-TURN = "<|im_end|>"
-
-
-@lru_cache
-def bytes_tokenizer():
-    """A byte-level BPE tokenizer with tokens that begin, hold, and end stop strings."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=["<eos>", TURN], initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    backend.train_from_iterator(TEXTS, trainer)
-    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<eos>", additional_special_tokens=[TURN])
 
 
 def ids_of(*pieces: str) -> np.ndarray:
@@ -46,7 +26,7 @@ def ids_of(*pieces: str) -> np.ndarray:
 
 @settings(deadline=None, max_examples=150)
 @given(
-    st.lists(st.sampled_from([*STOPS, *TEXTS[:5], "a", "</", "answer", ">", "数", TURN]), max_size=6),
+    st.lists(st.sampled_from([*STOPS, *BYTE_TEXTS, "a", "</", "answer", ">", "数", TURN]), max_size=6),
     st.lists(st.integers(0, 329), max_size=6),
     st.lists(st.sampled_from(STOPS), min_size=1, max_size=3, unique=True),
 )

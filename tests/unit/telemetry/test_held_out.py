@@ -116,3 +116,21 @@ def test_a_checkpoint_of_before_keeps_its_accuracies() -> None:
 @pytest.mark.parametrize("row", [{}, {"accuracy": None}, {"accuracy": "high"}, {"accuracy": [1, 0]}, {"accuracy": True}])
 def test_a_row_without_an_accuracy_is_none(row: dict[str, object]) -> None:
     assert HeldOut.from_json(row) is None  # type: ignore[arg-type]
+
+
+def test_a_few_sources_are_told_apart() -> None:
+    def found(sources: int) -> HeldOut:
+        answers = [
+            Answer(prompt=p, score=float(p % 3 == 0), outcome=Outcome.WRONG, length=1, truncated=False, source=f"s{p % sources}")
+            for p in range(24)
+            for _ in range(1 + p % 2)
+        ]
+        return summarize(answers, {}, version=0, rows=24, samples=2, threshold=1.0, error="")
+
+    two = found(2)
+    assert two.by_source == {"s0": 4 / 12, "s1": 4 / 12}
+    assert found(3).by_source == {"s0": 1.0, "s1": 0.0, "s2": 0.0}
+    assert "score by source: s0 1.000, s1 0.000, s2 0.000" in found(3).text()
+    assert HeldOut.from_json(found(3).to_json()).by_source == found(3).by_source
+    assert found(1).by_source == found(9).by_source == {}
+    assert "by_source" not in found(1).to_json()
