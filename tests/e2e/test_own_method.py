@@ -78,7 +78,7 @@ def test_it_trains_and_survives_a_checkpoint(installed: Path, tmp_path: Path) ->
     assert runs.train(config, halted, Interrupting(2)).status == "interrupted"
     assert runs.resume(halted).status == "done"
     assert runs.digest_after(halted, 4) == runs.digest_after(whole, 4)
-    states = [checkpoint.load(run / "checkpoints", 4)["methods"]["drift_brake"] for run in (whole, halted)]
+    states = [checkpoint.load(run / "checkpoints", 4)["methods"]["learner"]["drift_brake"] for run in (whole, halted)]
     assert states[0] == states[1]
     assert states[0]["drift"] > 0
 

@@ -148,7 +148,7 @@ MUTANTS = (
     Mutant(
         4,
         "a NaN multiplier is multiplied in",
-        "Chain.step",
+        "LearnerChain.step",
         "not 0.0 < verdict <= 1.0",
         "verdict <= 0.0 or verdict > 1.0",
         "tests/unit/methods/test_step.py::test_a_multiplier_outside_its_range_is_a_refusal",

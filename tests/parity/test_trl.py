@@ -174,7 +174,7 @@ def test_importance_sampling_modes(batch: Padded, mode: str) -> None:
     ratio = vllm_ratio(batch, mode, 3.0)
     view = batch.view("seq_mean_token_mean")
     chain = batch.chain([MODES[mode], "grpo", "linear"], "seq_mean_token_mean")
-    ours = batch.grid(view.weights(chain.weigh(view)))
+    ours = batch.grid(view.weights(chain.learner().weigh(view)))
     torch.testing.assert_close(ours, ratio.expand_as(ours) * batch.mask_BT, rtol=1e-9, atol=1e-12)
     played = batch.played([MODES[mode], "grpo", "linear"], "seq_mean_token_mean")
     at_one = Padded(**(vars(batch) | {"old_BT": batch.current_BT}))

@@ -24,7 +24,7 @@ Method = str | dict[str, Any]
 def weights(batch: Padded, methods: list[Method]) -> tuple[Tensor, Tensor]:
     """(weight, keep) of a chain's weigh methods by token of the padded batch; the weight is 0 where not kept."""
     chain, view = batch.chain([*methods, "grpo"]), batch.view("token_mean")
-    w = chain.weigh(view)
+    w = chain.learner().weigh(view)
     keep_N = torch.ones_like(view.behavior_N) if w.keep_N is None else w.keep_N.double()
     return batch.grid(view.weights(w)), batch.grid(keep_N)
 

@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from support.pool_chain import pool_chain
 from trimtab.control.protocol import Reject, Selection
 from trimtab.control.registry import build
 from trimtab.pool.options import PoolOptions
@@ -76,7 +77,7 @@ class World:
 
     def fresh_pool(self):
         plan = Plan(seed=self.plan_seed, prompts=37, batch_groups=SIZE, batches=self.batches)
-        return Pool(self.options, plan, group_size=MEMBERS, incarnation=self.incarnation, accept=[self], select=self.select)
+        return Pool(self.options, plan, group_size=MEMBERS, incarnation=self.incarnation, chain=pool_chain([self], self.select))
 
     def accept(self, group):
         assert group.now >= group.oldest

@@ -167,8 +167,9 @@ class Played:
         return all(bool(torch.isfinite(x).all()) for x in (self.loss, self.d_N, self.h_N))
 
 
-def play(chain: Chain, view: View) -> Played:
+def play(whole: Chain, view: View) -> Played:
     """All learner-side points in the order in which an update of one micro-batch calls them."""
+    chain = whole.learner()
     chain.survey(Point.WEIGH, view)
     w = chain.weigh(view)
     added = chain.shape(view)

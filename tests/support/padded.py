@@ -91,7 +91,7 @@ class Padded:
     def credit(self, method: str | dict[str, Any]) -> Credit:
         """Our credit of the batch, no importance weight."""
         chain, view = self.chain([method, "none"]), self.view("token_mean")
-        return chain.credit(view, chain.weigh(view))
+        return chain.learner().credit(view, chain.learner().weigh(view))
 
     def advantage(self, method: str | dict[str, Any]) -> Tensor:
         """The same by token of the padded batch, 0 where there is none."""

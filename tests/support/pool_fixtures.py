@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from support.pool_chain import pool_chain
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan
 from trimtab.pool.pool import Pool
@@ -55,10 +56,9 @@ def make_pool():
     """A pool over 10 prompts, batches of 2 groups of 2 rollouts."""
 
     def make(*, batches=20, prompts=10, batch_groups=2, accept=(), select=None, calibration=0, incarnation=0, **options):
+        chain = pool_chain(accept, select)
         plan = Plan(seed=7, prompts=prompts, batch_groups=batch_groups, batches=batches)
-        return Pool(
-            PoolOptions(**options), plan, group_size=2, accept=accept, select=select, calibration=calibration, incarnation=incarnation
-        )
+        return Pool(PoolOptions(**options), plan, group_size=2, chain=chain, calibration=calibration, incarnation=incarnation)
 
     return make
 

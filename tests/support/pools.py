@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trimtab.control.pool_side import Selects
-from trimtab.control.protocol import Notes, PoolView
+from trimtab.control.protocol import Notes, PoolView, SelectMethod
 
 Member = tuple[float, float, float]  # generation, waiting, forgetting (NaN: unknown); generation 0: not interrupted
 
@@ -49,7 +48,7 @@ def pool_view(groups: Sequence[Sequence[Member]], *, now: int = 100, want: int =
 class Queue:
     """Groups of one member in a row; every step some arrive and a batch is selected."""
 
-    method: Selects
+    method: SelectMethod
     want: int
     seed: int = 0
 

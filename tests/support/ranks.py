@@ -72,7 +72,7 @@ def _train(model: Any, method: str, options: dict[str, Any], ranks: Ranks) -> tu
     chosen = LearnerOptions.model_validate({"optimizer": {"lr": 1e-3}, **reduction, **options})
     chain, _ = make_chain(listed, stop=False, **where)
     reference = PackedModel(tiny_model(torch.float64, seed=1))
-    learner = Learner(PackedModel(copy.deepcopy(model)), chain, chosen, max_length=MAX_LENGTH, reference=reference, ranks=ranks)
+    learner = Learner(PackedModel(copy.deepcopy(model)), chain.learner(), chosen, max_length=MAX_LENGTH, reference=reference, ranks=ranks)
     results = [r for i in range(2) for r in learner.train(make_batch(model, MIXED, seed=i, number=i))]
     return learner, results
 

@@ -150,7 +150,7 @@ def make_learner(
     chain, capture = make_chain(methods, stop=stop, reduction=chosen.reduction, **(where or {}))
     packed = PackedModel(copy.deepcopy(model), route=chosen.norms, estimator=chain.norm_estimator, ids=ids)  # type: ignore[arg-type]
     reference = PackedModel(copy.deepcopy(model), ids=ids) if Need.REFERENCE in chain.needs else None
-    return Learner(packed, chain, chosen, max_length=MAX_LENGTH, reference=reference), capture
+    return Learner(packed, chain.learner(), chosen, max_length=MAX_LENGTH, reference=reference), capture
 
 
 def gradient_of(model: nn.Module, methods: Sequence[str | dict[str, Any]], batch: Batch, **options: Any) -> list[Tensor]:

@@ -27,10 +27,10 @@ from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from trimtab.bench.bench_norms import GROUP, SIZES, Size, batch_of, model_of
-from trimtab.bench.pool_cost import POOL, WAITING, pooled
+from trimtab.bench.pool_cost import WAITING, pooled
 from trimtab.bench.rows import BenchRow, spread
 from trimtab.control.chain import Chain
-from trimtab.control.protocol import Method, Need, NormCreditMethod, Reduction, Setting
+from trimtab.control.protocol import Method, Need, NormCreditMethod, Reduction, Setting, Side
 from trimtab.control.registry import MethodEntry, build, method_class, names
 from trimtab.learner.options import LearnerOptions
 from trimtab.learner.passes import PackedModel
@@ -120,7 +120,7 @@ def cases() -> list[Case]:
     """Every registered method but those of the pool, then the combinations."""
     found = []
     for name in names():
-        if set(method_class(name).points()) <= POOL:
+        if method_class(name).sides() == {Side.POOL}:
             continue
         listed = _listed(name)
         method = build(name, {})
@@ -174,7 +174,7 @@ def _measure(rounds: int, size: Size, only: Sequence[str]) -> list[MethodRow]:
         for side in sides.values():
             side.update(batches[i % BATCHES])
     waiting = size.rollouts // GROUP * WAITING
-    pool = {name: pooled(name, waiting, rounds) for name in names() if set(method_class(name).points()) <= POOL}
+    pool = {name: pooled(name, waiting, rounds) for name in names() if method_class(name).sides() == {Side.POOL}}
     peaks = {name: peak_bytes(side.learner, batches[0]) for name, side in sides.items()}
     rows = []
     for name, side in sides.items():
@@ -217,7 +217,7 @@ def _side(case: Case, size: Size) -> MethodSide:
     options = LearnerOptions.model_validate({"optimizer": {"lr": 1e-6}, "reduction": chain.setting.reduction})
     reference = PackedModel(model_of(size)) if Need.REFERENCE in chain.needs else None
     model = PackedModel(model_of(size), estimator=chain.norm_estimator)
-    learner = Learner(model, chain, options, max_length=size.tokens, reference=reference)
+    learner = Learner(model, chain.learner(), options, max_length=size.tokens, reference=reference)
     return MethodSide(case, learner, meter)
 
 

@@ -7,10 +7,9 @@ import time
 import numpy as np
 
 from trimtab.bench.bench_norms import GROUP
-from trimtab.control.protocol import AcceptMethod, GroupStats, Point, PoolView, SelectMethod
+from trimtab.control.protocol import AcceptMethod, GroupStats, PoolView, SelectMethod
 from trimtab.control.registry import build
 
-POOL = {Point.ACCEPT, Point.SELECT}
 WAITING = 3  # batches that wait where a selector selects
 
 

@@ -6,7 +6,7 @@ Configuration imports this module through the protocol, so torch is imported for
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 from trimtab import functional as F
@@ -37,6 +37,14 @@ class Notes:
     def metric(self, name: str, numerator: float, denominator: float = 1.0) -> None:
         n, d = self.metrics.get(name, (0.0, 0.0))
         self.metrics[name] = (n + numerator, d + denominator)
+
+    def count(self, decision: Decision) -> None:
+        """Note a decision whose amount counts; one with the same words as before adds to it."""
+        for i, known in enumerate(self.decisions):
+            if replace(known, amount=decision.amount) == decision:
+                self.decisions[i] = replace(known, amount=known.amount + decision.amount)
+                return
+        self.decisions.append(decision)
 
     def add(self, other: Notes) -> None:
         """Take over what another was told."""

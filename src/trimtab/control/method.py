@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeVar
 from pydantic import BaseModel, ConfigDict
 
 from trimtab.control.learner_side import Credit, Gradient, Keep, Refuse, Skip, StepResult, StepView, View, Weighing
-from trimtab.control.points import Need, Point, Rank, Ratio, Reduction, SequenceNorms, Status
+from trimtab.control.points import Need, Point, Rank, Ratio, Reduction, SequenceNorms, Side, Status
 from trimtab.control.pool_side import GroupStats, PoolView, Reject, Rescoring, Selection
 from trimtab.control.setting import Setting
 from trimtab.records import Json, TrimtabError
@@ -66,7 +66,7 @@ class Method:
         """Refuse a chain this method cannot work in: raise ``TrimtabError`` with the reason and the remedy."""
 
     def after(self, result: StepResult) -> None:
-        """Told what happened to the update."""
+        """Told what happened to the update: on the learner's side at once, on the pool's when the batch has been consumed."""
 
     def state_dict(self) -> State:
         return {}
@@ -79,6 +79,11 @@ class Method:
     def points(cls) -> tuple[Point, ...]:
         """The control points this method acts at, in loop order."""
         return tuple(point for point, bases in _POINTS.items() if issubclass(cls, bases))
+
+    @classmethod
+    def sides(cls) -> frozenset[Side]:
+        """Where it is called; a method of both sides is one instance on each, and what one keeps the other does not see."""
+        return frozenset(point.side for point in cls.points())
 
     @classmethod
     def owns(cls) -> frozenset[Point]:
@@ -112,7 +117,7 @@ class Composition(Protocol):
 
 class AcceptMethod(Method, base=True):
     def accept(self, group: GroupStats) -> Reject | None:
-        """May this finished group stay?"""
+        """May this finished group stay? A rejection becomes a decision; what else it does, it notes on ``group.recorder``."""
         raise NotImplementedError
 
 
@@ -121,7 +126,11 @@ class SelectMethod(Method, base=True):
     rescoring: Rescoring | None = None  # where the forgetting scores it reads come from
 
     def select(self, pool: PoolView, want: int) -> Selection | None:
-        """Which waiting groups form this batch? None: wait. Pure: it may be asked again before the batch forms."""
+        """Which waiting groups form this batch? None: wait. Pure: it may be asked again before the batch forms.
+
+        What the selection lets go becomes a decision with its ``why``; so does whatever else is noted on the view's recorder, once the
+        selection is carried out.
+        """
         raise NotImplementedError
 
     def formed(self, selection: Selection) -> None:

@@ -7,6 +7,13 @@ from enum import Enum, Flag, IntEnum, StrEnum, auto
 from typing import Literal
 
 
+class Side(StrEnum):
+    """Whose thread calls a method: the pool's (whoever holds its lock), or the learner's. Neither sees what the other's methods keep."""
+
+    POOL = "pool"
+    LEARNER = "learner"
+
+
 class Point(StrEnum):
     """Where in the loop a method acts, in loop order."""
 
@@ -18,6 +25,10 @@ class Point(StrEnum):
     OBJECTIVE = "objective"
     GRADIENT = "gradient"
     STEP = "step"
+
+    @property
+    def side(self) -> Side:
+        return Side.POOL if self in (Point.ACCEPT, Point.SELECT) else Side.LEARNER
 
 
 class Need(Flag):

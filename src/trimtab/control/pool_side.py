@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ class GroupStats:
     mean_version: float
     now: int  # version of the learner
     truncated_R: npt.NDArray[np.bool_]
+    recorder: Recorder = field(default_factory=Notes)  # what is noted here is told with the next batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,39 +55,28 @@ class PoolView:
     forgetting_M: F64  # NaN where unknown, inf where no token of the prefix could be re-scored
     now: int
     batch_groups: int
-    recorder: Recorder = field(default_factory=Notes)  # what is noted here is kept if the batch forms
+    recorder: Recorder = field(default_factory=Notes)  # what is noted here is told once the selection is carried out
 
 
 @dataclass(frozen=True, slots=True)
 class Reject:
-    """A group that may not stay: its slot is freed and reported under ``reason``."""
+    """A group that may not stay: its slot is freed and counted under ``reason``; ``why`` is a sentence, the same for all of a kind."""
 
     reason: str
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
     """Ids of the groups that form the batch, and of those let go (``requeue``: let go, but their prompts come again).
 
-    ``take`` is a whole batch, or empty: then the groups are let go at once, and the batch waits for others.
+    ``take`` is a whole batch, or empty: then the groups are let go at once, and the batch waits for others. ``why`` they are let go.
     """
 
     take: tuple[int, ...]
     reject: tuple[int, ...] = ()
     requeue: tuple[int, ...] = ()
     why: str = ""
-
-
-class Selects(Protocol):
-    """Acts at the select point."""
-
-    def select(self, pool: PoolView, want: int) -> Selection | None:
-        """Which groups form the batch; None: wait for more. Pure: it may be asked again before the batch forms."""
-        ...
-
-    def formed(self, selection: Selection) -> None:
-        """This selection, the last answer, has become a batch: commit state, note metrics on the view's recorder."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

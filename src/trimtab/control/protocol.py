@@ -65,7 +65,7 @@ from trimtab.control.method import (
     TermMethod,
     WeighMethod,
 )
-from trimtab.control.points import Need, NormEstimator, Point, Rank, Ratio, Reduction, SequenceNorms, Status
+from trimtab.control.points import Need, NormEstimator, Point, Rank, Ratio, Reduction, SequenceNorms, Side, Status
 from trimtab.control.pool_side import GroupStats, PoolView, Reject, Rescoring, Selection
 from trimtab.control.setting import Setting
 
@@ -101,6 +101,7 @@ __all__ = [
     "SequenceNorms",
     "Setting",
     "ShapeMethod",
+    "Side",
     "Skip",
     "State",
     "Status",

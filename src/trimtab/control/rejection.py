@@ -11,7 +11,8 @@ from pydantic import Field
 
 from trimtab.control.pool_side import F64, I64
 from trimtab.control.protocol import MethodOptions, PoolView, Selection, State
-from trimtab.records import Decision
+
+TIE = 1e-9  # versions: staleness is a mean, and rounds differently for members in another order
 
 
 class RejectionOptions(MethodOptions):
@@ -48,8 +49,11 @@ class RejectionBudget:
         return cls(ema=float(str(state["ema"])), carry=float(str(state["carry"])))
 
 
-def largest(k: int, *keys: F64 | I64) -> npt.NDArray[np.bool_]:
-    """Which ``k`` rows are largest by the first key, ties by the next one, then the earliest row. Linear time."""
+def largest(k: int, *keys: F64 | I64, tie: float = 0.0) -> npt.NDArray[np.bool_]:
+    """Which ``k`` rows are largest by the first key, ties by the next one, then the earliest row. Linear time.
+
+    A tie is what differs from the k-th largest by no more than ``tie``, so that rounding decides nothing.
+    """
     chosen = np.zeros(len(keys[0]), np.bool_)
     rows = np.arange(len(chosen))
     for key in keys:
@@ -57,10 +61,10 @@ def largest(k: int, *keys: F64 | I64) -> npt.NDArray[np.bool_]:
             return chosen
         values = key[rows]
         cut = np.partition(values, len(rows) - k)[len(rows) - k]
-        above = values > cut
+        above = values > cut + tie
         chosen[rows[above]] = True
         k -= int(np.count_nonzero(above))
-        rows = rows[values == cut]
+        rows = rows[~above & (values >= cut - tie)]
     chosen[rows[:k]] = True
     return chosen
 
@@ -71,14 +75,16 @@ def quantile(x: F64, q: float) -> float:
     return float(np.partition(x, at)[at])
 
 
-def select_rows(pool: PoolView, take: I64, gone: I64, requeue: bool) -> Selection:
+def select_rows(pool: PoolView, budget: RejectionBudget, take: I64, gone: I64, options: RejectionOptions) -> Selection:
     """A selection from rows of the view."""
     ids, let_go = tuple(pool.ids[take].tolist()), tuple(pool.ids[gone].tolist())
-    return Selection(ids, requeue=let_go) if requeue else Selection(ids, reject=let_go)
+    target = (1 + options.w_star) * len(take)
+    why = f"{len(pool.ids)} groups wait, the target is {target:g}: excess {budget.excess:.3f}, smoothed {budget.ema:.3f}"
+    return Selection(ids, requeue=let_go, why=why) if options.requeue else Selection(ids, reject=let_go, why=why)
 
 
 def report(name: str, pool: PoolView, budget: RejectionBudget, take: I64, gone: I64, options: RejectionOptions) -> None:
-    """The controller's numbers; generation, waiting and whole staleness of what is taken and of what is let go; the decision."""
+    """The controller's numbers; generation, waiting and whole staleness of what is taken and of what is let go."""
     recorder, n, want = pool.recorder, len(pool.ids), len(take)
     target = (1 + options.w_star) * want
     recorder.metric(f"{name}/waiting", n)
@@ -92,7 +98,3 @@ def report(name: str, pool: PoolView, budget: RejectionBudget, take: I64, gone: 
             if len(rows):
                 recorder.metric(f"{name}/{part}_{whose}", float(column[rows].sum()), len(rows))
                 recorder.metric(f"{name}/{part}_p95_{whose}", quantile(column[rows], 0.95))
-    if len(gone):
-        what = "requeued" if options.requeue else "rejected"
-        why = f"{n} groups wait, the target is {target:g}: excess {budget.excess:.3f}, smoothed {budget.ema:.3f}"
-        recorder.note(Decision(method=name, point="select", what=what, amount=float(len(gone)), why=why))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trimtab.control.chain import Chain
+from trimtab.control.learner_chain import LearnerChain
 from trimtab.control.protocol import Need, Recorder, Totals
 from trimtab.learner.critic import ValueFunction
 from trimtab.learner.fill import fill_kept, fill_policy, make_view
@@ -34,7 +34,7 @@ class Tools:
     """The learner's parts. ``critic`` and ``reference`` are there where a method needs them; ``collect`` is the optimizer's."""
 
     model: PackedModel
-    chain: Chain
+    chain: LearnerChain
     options: LearnerOptions
     clock: Clock
     ranks: Ranks

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trimtab.control.chain import Chain
+from trimtab.control.learner_chain import LearnerChain
 from trimtab.control.protocol import Need, Notes, Refuse, Skip, StepResult, StepView
 from trimtab.learner.accumulate import Accumulation, finite
 from trimtab.learner.credit import start_batch
@@ -47,6 +47,7 @@ class UpdateResult:
     cosine: float | None = None
     step: Stepped | None = None  # where it was applied
     seen: Seen | None = None
+    told: StepResult | None = None  # to every method, once it is over
     notes: Notes = field(default_factory=Notes)
     invalid_tokens: int = 0
     empty_rollouts: int = 0
@@ -62,7 +63,7 @@ class Learner:
     def __init__(
         self,
         model: PackedModel,
-        chain: Chain,
+        chain: LearnerChain,
         options: LearnerOptions,
         *,
         max_length: int,
@@ -155,16 +156,15 @@ class Learner:
         except Refused as why:
             result.reason, result.broken = str(why), why.broken
         self.optimizer.zero_grad()
-        self.chain.after(
-            StepResult(
-                applied=result.applied,
-                reason=result.reason,
-                multiplier=result.multiplier,
-                batch_id=batch.number,
-                mini_step=mini_step,
-                raw_norm=result.raw_norm,
-            )
+        result.told = StepResult(
+            applied=result.applied,
+            reason=result.reason,
+            multiplier=result.multiplier,
+            batch_id=batch.number,
+            mini_step=mini_step,
+            raw_norm=result.raw_norm,
         )
+        self.chain.after(result.told)
         return result
 
     def _train(

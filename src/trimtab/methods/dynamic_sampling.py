@@ -42,7 +42,7 @@ class DynamicSampling(AcceptMethod):
         if spent or not equal_rewards(group.scores_R):
             return None
         self._dropped += 1
-        return Reject("constant score")
+        return Reject("constant score", "all its members have the same score")
 
     def after(self, result: StepResult) -> None:
         self._dropped = 0

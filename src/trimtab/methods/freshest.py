@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from trimtab.control.protocol import PoolView, Selection, SelectMethod, Status
-from trimtab.control.rejection import largest
+from trimtab.control.rejection import TIE, largest
 
 
 class Freshest(SelectMethod):
@@ -27,5 +27,5 @@ class Freshest(SelectMethod):
     def select(self, pool: PoolView, want: int) -> Selection | None:
         if len(pool.ids) < want:
             return None
-        take = np.flatnonzero(largest(want, pool.mean_version, pool.order))
+        take = np.flatnonzero(largest(want, pool.mean_version, pool.order, tie=TIE))
         return Selection(tuple(pool.ids[take].tolist()))

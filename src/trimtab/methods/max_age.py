@@ -5,7 +5,6 @@ from __future__ import annotations
 from pydantic import Field
 
 from trimtab.control.protocol import AcceptMethod, GroupStats, MethodOptions, PoolView, Reject, Selection, SelectMethod, Status
-from trimtab.records import Decision
 
 
 class MaxAgeOptions(MethodOptions):
@@ -32,14 +31,15 @@ class MaxAge(AcceptMethod, SelectMethod):
     options: MaxAgeOptions
 
     def accept(self, group: GroupStats) -> Reject | None:
-        return Reject("max age") if group.now - group.oldest > self.options.max_age else None
+        return Reject("max age", self._why) if group.now - group.oldest > self.options.max_age else None
 
     def select(self, pool: PoolView, want: int) -> Selection | None:
         old = pool.now - pool.oldest > self.options.max_age
         rest, reject = pool.ids[~old], tuple(pool.ids[old].tolist())
-        if reject:
-            why = f"their oldest tokens are more than {self.options.max_age} versions old"
-            pool.recorder.note(Decision(method=self.name, point="select", what="dropped", amount=float(len(reject)), why=why))
         if len(rest) >= want:
-            return Selection(tuple(rest[:want].tolist()), reject)
-        return Selection((), reject) if reject else None
+            return Selection(tuple(rest[:want].tolist()), reject, why=self._why)
+        return Selection((), reject, why=self._why) if reject else None
+
+    @property
+    def _why(self) -> str:
+        return f"their oldest tokens are more than {self.options.max_age} versions old"

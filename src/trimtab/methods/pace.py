@@ -16,8 +16,9 @@ and, with n groups waiting, B of them to a batch and P* = (1 + w_star) B, at eve
 
     x = max(0, (n - P*) / n)     ema <- beta ema + (1 - beta) x     K = floor(ema n + carry), at most n - B; 0 while n <= P*
 
-the K groups of largest ES are let go, and the batch is the first B arrivals of the rest. Where more than B groups arrive per batch, n
-settles at P* plus the surplus, and exactly the surplus is rejected.
+the K groups of largest ES are let go (ties, to 1e-9 versions: what has waited longer, then what came first), and the batch is the
+first B arrivals of the rest. Where more than B groups arrive per batch, n settles at P* plus the surplus, and exactly the surplus is
+rejected.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pydantic import Field
 
 from trimtab.control.pool_side import F64, I64
 from trimtab.control.protocol import PoolView, Rescoring, Selection, SelectMethod, State, Status
-from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile, report, select_rows
+from trimtab.control.rejection import TIE, RejectionBudget, RejectionOptions, largest, quantile, report, select_rows
 
 RING = 512  # scores of rollouts that have left the pool
 
@@ -91,11 +92,11 @@ class Pace(SelectMethod):
         budget = self._budget.next(n, want, o)
         score_M, omega_M = self._omega(pool)
         effective = effective_staleness(pool, omega_M, o.unit)
-        gone = largest(budget.groups, effective, pool.now - pool.finished)
+        gone = largest(budget.groups, effective, pool.now - pool.finished, tie=TIE)
         rest = np.flatnonzero(~gone)
-        take = rest[:want] if o.order == "fifo" else rest[largest(want, -effective[rest])]
+        take = rest[:want] if o.order == "fifo" else rest[largest(want, -effective[rest], tie=TIE)]
         reject = np.flatnonzero(gone)
-        selection = select_rows(pool, take, reject, o.requeue)
+        selection = select_rows(pool, budget, take, reject, o)
         self._pending = selection, Pending(pool, budget, effective, omega_M, score_M, take, reject)
         return selection
 

@@ -46,7 +46,7 @@ class RandomReject(SelectMethod):
         draw = keyed.fold(keyed.SELECT, self.options.seed, self._batches, pool.ids).astype(np.float64)
         gone = largest(budget.groups, draw)
         self._pending = pool, budget
-        return select_rows(pool, np.flatnonzero(~gone)[:want], np.flatnonzero(gone), self.options.requeue)
+        return select_rows(pool, budget, np.flatnonzero(~gone)[:want], np.flatnonzero(gone), self.options)
 
     def formed(self, selection: Selection) -> None:
         assert self._pending is not None

@@ -10,6 +10,7 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict
 
+from trimtab.control.protocol import Notes
 from trimtab.pool.admission import Profile
 from trimtab.pool.bias import Bias, BiasState
 from trimtab.pool.columns import WaitingColumns
@@ -32,6 +33,7 @@ class BookState(BaseModel):
     refused: int
     unfit: int = 0
     gone: list[LetGo] = []
+    noted: Notes = Notes()
     bias: BiasState = BiasState()
 
 
@@ -49,6 +51,7 @@ class Book:
         self.refused = 0  # deliveries that nobody waited for
         self.unfit = 0  # groups dropped on arrival
         self.gone: list[LetGo] = []  # let go by a selector since the last batch
+        self.noted = Notes()  # what is to be told with the next batch
         self.columns = WaitingColumns()  # the waiting groups, without the batch in training
         self.bias = Bias()
         self._waiting: dict[Slot, MeasuredGroup] = {}  # the batch in training included
@@ -137,7 +140,7 @@ class Book:
         for entry in entries:
             self._leave(entry)
         self.training = tuple(e.slot for e in entries)
-        self.gone = []
+        self.gone, self.noted = [], Notes()
 
     def train(self) -> None:
         """The batch in training is consumed."""
@@ -186,6 +189,7 @@ class Book:
             refused=self.refused,
             unfit=self.unfit,
             gone=self.gone,
+            noted=self.noted,
             bias=self.bias.state(),
         )
 
@@ -197,7 +201,7 @@ class Book:
         book.tallies, book.set_aside = dict(saved.tallies), set(saved.set_aside)
         book.hopeless = set(saved.hopeless)
         book.fruitless, book.refused, book.unfit = saved.fruitless, saved.refused, saved.unfit
-        book.gone, book.bias = list(saved.gone), Bias(saved.bias)
+        book.gone, book.noted, book.bias = list(saved.gone), saved.noted, Bias(saved.bias)
         book._waiting = {g.slot: measure(g) for g in groups}
         named = {e.slot for e in book.ledger.live(SlotState.WAITING)}
         if named != book._waiting.keys():

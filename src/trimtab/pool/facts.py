@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book
 from trimtab.pool.ledger import LiveSlot, SlotState
-from trimtab.pool.results import Blocked, FateTally, LetGo, NotYet, Straggler
+from trimtab.pool.results import Aged, Blocked, FateTally, LetGo, NotYet, Straggler
+from trimtab.records import Decision
 
 NAMED = 3  # stragglers named in a sentence; more would not fit on a line of the live display
 
@@ -45,6 +46,19 @@ def waiting(late: Sequence[LiveSlot], missing: int, let_go: Sequence[LetGo] = ()
     return NotYet(
         stragglers, missing, " and ".join([*parts, *([f"{missing} more groups to be admitted"] if missing else [])]), tuple(let_go)
     )
+
+
+def aged(entry: LiveSlot, mean_version: float, version: int, bound: int | None) -> Aged:
+    """Of a group that is taken. Raises if it is older than the bound: the pool is broken, and nothing of it may be trained on."""
+    oldest = version - entry.charge
+    if bound is not None and oldest > bound:
+        raise RuntimeError(f"pool broken: slot {entry.slot} has age {oldest}, max_lag is {bound}")
+    return Aged(slot=entry.slot, generation=entry.entered - mean_version, waiting=version - entry.entered, oldest=oldest)
+
+
+def own(what: str, gone: Sequence[LetGo], why: str) -> Decision:
+    """What the pool itself lets go."""
+    return Decision(method="pool", point="select", what=what, amount=float(len(gone)), why=why)
 
 
 def gather(book: Book, bounds: Bounds, turn: int, free: int, learner: NotYet | None, workers: Mapping[str, Blocked], now_s: float) -> Facts:

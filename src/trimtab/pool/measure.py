@@ -1,19 +1,12 @@
 """What selection looks at: scores, lengths and versions of finished groups, in NumPy."""
 
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from trimtab.control.protocol import GroupStats, Reject
+from trimtab.control.protocol import GroupStats, Recorder
 from trimtab.records import Group, Outcome, StopReason
-
-
-class Accepts(Protocol):
-    """Acts at the accept point."""
-
-    def accept(self, group: GroupStats) -> Reject | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +60,7 @@ def measure(group: Group) -> MeasuredGroup:
     )
 
 
-def stats(m: MeasuredGroup, now: int) -> GroupStats:
+def stats(m: MeasuredGroup, now: int, recorder: Recorder) -> GroupStats:
     """What a method sees at ``accept``."""
     rollouts = m.group.rollouts
     return GroupStats(
@@ -77,4 +70,5 @@ def stats(m: MeasuredGroup, now: int) -> GroupStats:
         mean_version=m.mean_version,
         now=now,
         truncated_R=np.array([r.stop is StopReason.LENGTH for r in rollouts]),
+        recorder=recorder,
     )

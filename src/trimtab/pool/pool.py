@@ -4,17 +4,19 @@
                  ▲                    │ fail, lost, expire                                    │
                  └── first in line ◀──┘                      version c, c + 1 ◀───────────────┘
 
-A state machine without threads, clocks or tensors of its own: time is passed in, every call returns at once, and one thread
-makes all calls. Why no token older than ``max_lag`` is ever trained on, why nothing blocks for ever, and who wakes whom:
-``docs/pool-theorem.md``.
+A state machine without threads, clocks or tensors of its own: time is passed in, and every call returns at once. Calls come one at
+a time: in the local runtime both the controller's thread and the learner's make them, each under the controller's lock. The methods
+of the pool's side belong to it, so they need no lock of their own; what became of an update they are told by ``consumed``. What was
+let go, by a method or by the pool, is noted and told with the next batch, over restarts too. Why no token older than ``max_lag`` is
+ever trained on, why nothing blocks for ever, and who wakes whom: ``docs/pool-theorem.md``.
 """
 
 from collections.abc import Iterable, Sequence
 
 from pydantic import BaseModel, ConfigDict
 
-from trimtab.control.pool_side import Selects
-from trimtab.control.protocol import Notes, Selection
+from trimtab.control.pool_chain import PoolChain
+from trimtab.control.protocol import Notes, Selection, StepResult
 from trimtab.pool import choose, facts, measure
 from trimtab.pool.admission import Bounds
 from trimtab.pool.book import Book, BookState
@@ -22,10 +24,9 @@ from trimtab.pool.choose import Choice
 from trimtab.pool.facts import Facts
 from trimtab.pool.gate import Gate
 from trimtab.pool.ledger import LiveSlot, SlotState
-from trimtab.pool.measure import Accepts
 from trimtab.pool.options import PoolOptions
 from trimtab.pool.plan import Plan, PlanState
-from trimtab.pool.results import Aged, Blocked, Delivery, Fate, Finished, Formed, NotYet, Straggler, Ticket
+from trimtab.pool.results import Blocked, Delivery, Fate, Finished, Formed, NotYet, Straggler, Ticket
 from trimtab.records import Batch, Decision, Group, Json, Slot, StoppedByRule, TrimtabError
 
 EXPIRED = "expired"  # stranded by a selector: it would have become older than max_lag
@@ -60,8 +61,7 @@ class Pool:
         group_size: int,
         version: int = 0,
         incarnation: int = 0,
-        accept: Sequence[Accepts] = (),
-        select: Selects | None = None,
+        chain: PoolChain | None = None,
         calibration: int = 0,
     ) -> None:
         if options.min_group is not None and options.min_group > group_size:
@@ -73,8 +73,7 @@ class Pool:
         self._book = Book()
         self._min_group = group_size if options.min_group is None else options.min_group
         self._gate = Gate(options, plan, calibration)
-        self._accept = tuple(accept)
-        self._select = select
+        self.chain = chain or PoolChain([])
         self._blocked: dict[str, Blocked] = {}  # the last answer to each worker, where it was no ticket
         self._late: NotYet | None = None  # the last answer to the learner, where it was no batch
 
@@ -139,14 +138,12 @@ class Pool:
         if arrived.oldest < entry.charge:  # left over from an earlier life of this worker: its charge does not cover it
             return self._refuse(group.slot, f"has a token of version {arrived.oldest}, {worker} was charged with {entry.charge}")
         self._book.arrive(entry, arrived, self.version)
-        stats = measure.stats(arrived, self.version)
-        for method in self._accept:
-            reject = method.accept(stats)
-            if reject is not None:
-                self._book.drop(entry, reject.reason)
-                self._book.unfit += 1
-                return Delivery(group.slot, Fate.DROPPED, reject.reason)
-        return Delivery(group.slot, Fate.WAITING)
+        reject = self.chain.accept(measure.stats(arrived, self.version, self._book.noted), self._book.noted)
+        if reject is None:
+            return Delivery(group.slot, Fate.WAITING)
+        self._book.drop(entry, reject.reason)
+        self._book.unfit += 1
+        return Delivery(group.slot, Fate.DROPPED, reject.reason)
 
     def fail(self, worker: str, slot: Slot, attempt: int, reason: str, *, retry: bool = True) -> Delivery:
         """The worker could not generate the group: it is tried again, ``max_attempts`` times in all.
@@ -229,36 +226,38 @@ class Pool:
         if book.training:
             raise RuntimeError("a batch is in training; consumed() comes before the next form()")
         if book.ledger.count(SlotState.TRAINED) >= self.plan.target:
-            for entry in book.waiting():  # every slot reaches a terminal state
-                book.drop(entry, SURPLUS)
+            left = [book.drop(entry, SURPLUS) for entry in book.waiting()]  # every slot reaches a terminal state
+            if left:
+                book.noted.note(facts.own(SURPLUS, left, "left over when the plan was trained"))
             return Finished()
         choice, notes, selection = self._choose()
-        let_go = [
-            *(book.drop(e, LET_GO) for e in choice.reject),
-            *(book.requeue(e, REQUEUED) for e in choice.requeue),
-            *(book.drop(e, EXPIRED) for e in choice.expired),
-        ]
+        expired = [book.drop(e, EXPIRED) for e in choice.expired]
+        let_go = [*(book.drop(e, LET_GO) for e in choice.reject), *(book.requeue(e, REQUEUED) for e in choice.requeue), *expired]
         book.gone += let_go
+        if expired:
+            why = f"passed over by the selector, they would have become older than max_lag = {self.bounds.max_lag}"
+            notes.note(facts.own(EXPIRED, expired, why))
+        if choice.take or let_go:  # else nothing has happened: a poll is not noted
+            notes.add(book.noted)
+            book.noted = notes
         if not choice.take:
             self._late = facts.waiting(choice.late, max(0, self.plan.batch_groups - book.ledger.outstanding), let_go)
             self._gate.check_open(book, self.version)
             return self._late
         take = sorted(choice.take, key=lambda e: e.slot)  # the learner's sums do not depend on who was faster
-        ages = tuple(self._aged(e) for e in take)
+        ages = tuple(facts.aged(e, book[e.slot].mean_version, self.version, self.bounds.max_lag) for e in take)
         batch = Batch(number=self.batches, version=self.version, groups=tuple(book[e.slot].group for e in take))
-        if choice.expired:
-            why = f"passed over by the selector, they would have become older than max_lag = {self.bounds.max_lag}"
-            notes.note(Decision(method="pool", point="select", what=EXPIRED, amount=float(len(choice.expired)), why=why))
-        if self._select is not None:
-            if selection is not None:
-                self._select.formed(selection)
+        if selection is not None:
+            self.chain.formed(selection)
+        if self.chain.selector is not None:
             book.bias.compare([book[e.slot] for e in take], book.gone, notes)
         book.form(take)
         return Formed(batch=batch, ages=ages, let_go=tuple(let_go), notes=notes)
 
-    def consumed(self, version: int) -> None:
+    def consumed(self, version: int, told: Iterable[StepResult] = ()) -> None:
         """The learner has consumed the batch and now stands at ``version``: one more if it was applied, the same if skipped.
 
+        ``told``: what became of its updates, for the methods of this side.
         Call it before publishing: a worker may hold ``version`` only from then on.
         """
         if not self._book.training:
@@ -269,16 +268,18 @@ class Pool:
             )
         self._book.train()
         self.version = version
+        for result in told:
+            self.chain.after(result)
 
     def _choose(self) -> tuple[Choice, Notes, Selection | None]:
         book, want, notes = self._book, self.plan.batch_groups, Notes()
         debts = self.bounds.owed(book.profile, self.version)
-        if self._select is None or len(book.by_serial) < want:
+        if self.chain.selector is None or len(book.by_serial) < want:
             live = list(book.ledger.live())
             fifo = self.options.order == "fifo"
             return choose.fifo(live, want) if fifo else choose.ready(live, book.waiting(), want, debts), notes, None
         view = book.columns.view(self.version, want, notes)
-        selection = self._select.select(view, want)
+        selection = self.chain.select(view, want)
         if selection is not None:
             return choose.selected(selection, view, book.by_serial, book.ledger.live(), want, debts), notes, selection
         late = [e for e in book.ledger.live() if e.state is not SlotState.WAITING]
@@ -286,14 +287,6 @@ class Pool:
             why = f"the selector forms no batch of {len(book.by_serial)} waiting groups and no other can come; raise depth"
             raise TrimtabError.field("runtime.depth", self.bounds.depth, why)
         return Choice(late=late), notes, None
-
-    def _aged(self, entry: LiveSlot) -> Aged:
-        """Raises if a group is older than the bound: the pool is broken, and nothing of it may be trained on."""
-        oldest, bound = self.version - entry.charge, self.bounds.max_lag
-        if bound is not None and oldest > bound:
-            raise RuntimeError(f"pool broken: slot {entry.slot} has age {oldest}, max_lag is {bound}")
-        generation = entry.entered - self._book[entry.slot].mean_version
-        return Aged(slot=entry.slot, generation=generation, waiting=self.version - entry.entered, oldest=oldest)
 
     # -------------------------------------------------------------------------------------------- checkpoint and telemetry
 
@@ -319,6 +312,10 @@ class Pool:
         if self.bounds.max_lag is not None and self.bounds.max_lag < needed:
             remedy = f"the checkpoint's groups need {needed}; give {needed} or more"
             raise TrimtabError.field("runtime.max_lag", self.bounds.max_lag, remedy)
+
+    def untold(self) -> Sequence[Decision]:
+        """What has been decided since the last batch: told with the next one, if there is one."""
+        return tuple(self._book.noted.decisions)
 
     def facts(self, now_s: float) -> Facts:
         """The pool at a glance."""

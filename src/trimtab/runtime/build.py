@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from trimtab.config.models import model_folder
 from trimtab.config.run import LockstepOptions, RunConfig
-from trimtab.control.protocol import AcceptMethod, Need
+from trimtab.control.protocol import Need
 from trimtab.engines.checkpoint import Policy, load_policy
 from trimtab.engines.folder import check_folder
 from trimtab.engines.options import TorchEngineOptions
@@ -111,7 +111,9 @@ def make_learner(config: RunConfig, policy: Policy, chain: Chain, clock: Clock) 
         _ = model.registry  # an unknown module is refused by name here
     reference = _reference(config, policy) if Need.REFERENCE in chain.needs else None
     critic = make_critic(model, options.critic, _told(config, policy)) if Need.VALUES in chain.needs else None
-    return Learner(model, chain, options, max_length=config.rollout.max_new_tokens, clock=clock, critic=critic, reference=reference)
+    return Learner(
+        model, chain.learner(), options, max_length=config.rollout.max_new_tokens, clock=clock, critic=critic, reference=reference
+    )
 
 
 def _told(config: RunConfig, policy: Policy) -> Told:
@@ -148,5 +150,4 @@ def make_pool(config: RunConfig, chain: Chain, prompts: int, data: TrainingData 
         data=None if data is None else data.read.digests,
     )
     options = options.model_copy(update={"min_group": config.rollout.smallest_group, "max_attempts": config.rollout.max_attempts})
-    accept = [chain] if chain.acting(AcceptMethod) else []
-    return Pool(options, plan, group_size=config.rollout.group_size, accept=accept, select=chain.selector, calibration=chain.calibration)
+    return Pool(options, plan, group_size=config.rollout.group_size, chain=chain.pool(), calibration=chain.calibration)

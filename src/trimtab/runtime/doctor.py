@@ -72,7 +72,7 @@ def configuration(config: RunConfig) -> Iterator[Checkup]:
         yield Checkup(
             "task", True, f"{parts.sampler.task.name}: {len(parts.sampler.task):,} rows, {parts.sampler.task.eval_size} for evaluation"
         )
-        yield Checkup("methods", True, ", ".join(m.name for m in parts.learner.chain.methods))
+        yield Checkup("methods", True, ", ".join(m.name for m in config.chain().methods))
     finally:
         parts.sampler.close()
 

@@ -273,7 +273,7 @@ def _summary(session: Session, status: Status, reason: str) -> Summary:
         moved_weights=t.moved / t.applied if t.applied else None,
         wall_s=t.wall_s,
         cpu_s=t.cpu_s,
-        methods=tuple(m.name for m in session.learner.chain.methods),
+        methods=tuple(m.name for m in session.config.chain().methods),
         seed=session.config.seed,
         status=status,
         reason=reason,

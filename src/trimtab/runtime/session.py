@@ -143,6 +143,9 @@ class Session:
         if self._rollouts is not None:
             self._rollouts.flush()
         if self._sinks is not None:
+            with self._lock:
+                untold = self.pool.untold()
+            self._sinks.decisions(self.consumed, untold)  # a resume cuts them off and has them from its checkpoint
             self._sinks.close()
 
     # ------------------------------------------------------------------------------------------------ a batch
@@ -160,7 +163,7 @@ class Session:
         if applied:
             self.version = self.version.next()
         with self.clock.span("publish"), self._lock:
-            self.pool.consumed(self.version.number)
+            self.pool.consumed(self.version.number, [r.told for r in results if r.told is not None])
         self.consumed += 1
         self._after_batch(self.version, self.weights())
         failed: TrimtabError | None = None
@@ -304,13 +307,13 @@ class Session:
             checkpoint.save(self.folder.checkpoints, self.consumed, self.parts(), keep=self.config.store.keep)
 
     def parts(self) -> dict[str, StateTree]:
-        with self._lock:  # the pool asks methods, too
+        with self._lock:
             pool: StateTree = {"state": cast(StateTree, self.pool.state_dict()), "groups": self.pool.waiting_groups()}
-            methods = cast(StateTree, self.learner.chain.state_dict())
+            of_pool = cast(StateTree, self.pool.chain.state_dict())
         return self._more_parts() | {
             "model": cast(StateTree, self.weights()),
             "learner": cast(StateTree, self.learner.state_dict()),
-            "methods": methods,
+            "methods": {"pool": of_pool, "learner": cast(StateTree, self.learner.chain.state_dict())},
             "pool": pool,
             "run": {
                 "version": self.version.number,
@@ -325,13 +328,20 @@ class Session:
         """Stand where the checkpoint stood, under the next incarnation."""
         import torch
 
+        methods = cast("Mapping[str, dict[str, State]]", parts["methods"])
+        if methods.keys() != {"pool", "learner"}:
+            raise TrimtabError(
+                f"checkpoint {number} was written by an earlier Trimtab, which kept the state of methods in one piece and not by side; "
+                f"resume it with the version that wrote it, or start a new run from its weights"
+            )
         model = cast(Mapping[str, Tensor], parts["model"])
         own = dict(self.learner.model.model.named_parameters())
         with torch.no_grad():
             for name, parameter in own.items():
                 parameter.copy_(model[name])
         self.learner.load_state_dict(cast(dict[str, object], parts["learner"]))
-        self.learner.chain.load_state_dict(cast("dict[str, State]", parts["methods"]))
+        self.learner.chain.load_state_dict(methods["learner"])
+        self.pool.chain.load_state_dict(methods["pool"])
         pool = cast(Mapping[str, StateTree], parts["pool"])
         self.pool.load_state_dict(cast(Json, pool["state"]), cast("list[Group]", pool["groups"]))
         run = cast(Mapping[str, Json], parts["run"])

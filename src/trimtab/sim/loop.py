@@ -21,6 +21,7 @@ from functools import partial
 import numpy as np
 
 from trimtab.config.run import LocalOptions, RunConfig
+from trimtab.control.protocol import StepResult
 from trimtab.extras import require
 from trimtab.pool.pool import Pool
 from trimtab.pool.results import Fate, Finished, Formed, Ticket
@@ -158,7 +159,7 @@ class _Loop:
             step = self._model.step(self._steps, formed.batch.number)
             yield self._env.timeout(step.train_s)
             version += step.applied
-            self._pool.consumed(version)
+            self._pool.consumed(version, [_told(step, formed.batch.number)])
             if step.applied:
                 yield self._published
                 yield self._env.timeout(step.publish_s)
@@ -209,3 +210,9 @@ class _Loop:
             )
         )
         self._let_go = 0
+
+
+def _told(step: LearnerStep, batch: int) -> StepResult:
+    """What the pool's methods hear of a batch; the model has one update a batch, and no gradient."""
+    reason = "" if step.applied else "skipped by the model"
+    return StepResult(applied=step.applied, reason=reason, multiplier=float(step.applied), batch_id=batch, mini_step=0, raw_norm=0.0)

@@ -116,6 +116,7 @@ _ALL = (
     Metric("publish/commit", "s", SUM, "swap and probe after the digests agreed"),
     Metric("pool/waiting", "groups", LAST, "finished groups waiting to be trained on"),
     Metric("pool/running", "groups", LAST, "groups being generated"),
+    Metric("pool/rejected", "rate", MEAN, "share of the finished groups since the last batch that a method rejected on arrival"),
     Metric("pool/let_go", "groups", MEAN, "finished groups that selection let go since the last batch: rejected, requeued, expired"),
     Metric("pool/let_go_length", "tokens", MEAN, "their mean length; beside length/mean"),
     Metric("pool/let_go_score", "reward", MEAN, "their mean verifiable score"),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from support.rollouts import ragged, segment
 from support.updates import MIXED, group, make_batch, make_learner, tiny_model
 from trimtab import functional as F
-from trimtab.control.chain import Chain
+from trimtab.control.learner_chain import LearnerChain
 from trimtab.learner.critic import Critic, Fitted, Reduce, Regression, alone
 from trimtab.learner.critic_options import CriticOptions
 from trimtab.learner.packing import Packed, pack
@@ -313,6 +313,6 @@ def test_options_are_refused_by_name() -> None:
 
 def test_a_chain_without_values_has_no_critic() -> None:
     learner, _ = make_learner(tiny_model(), ["seq_tis"])
-    assert isinstance(learner.chain, Chain)
+    assert isinstance(learner.chain, LearnerChain)
     assert learner.critic is None
     assert learner.state_dict()["critic"] is None

@@ -104,7 +104,7 @@ class TableModel:
 def table_learner(**options: Any) -> Learner:
     chosen = LearnerOptions.model_validate(options)
     chain, _ = make_chain(["seq_tis", "grpo", "ess"], stop=False)
-    return Learner(TableModel(), chain, chosen, max_length=MAX_LENGTH)  # type: ignore[arg-type]
+    return Learner(TableModel(), chain.learner(), chosen, max_length=MAX_LENGTH)  # type: ignore[arg-type]
 
 
 def test_statistics_are_the_same_to_the_bit_under_any_split() -> None:

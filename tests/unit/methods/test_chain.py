@@ -298,7 +298,7 @@ def test_an_installed_method_is_used_like_a_built_in_one(plugin: Callable[..., N
     assert "half" in names()
     c = chain("vcpo", {"name": "half", "by": 0.25})
     assert listed(c)[-2:] == ["ess", "half"]
-    assert c.step(step_view([0.0, 0.0])) == 0.25
+    assert c.learner().step(step_view([0.0, 0.0])) == 0.25
     with pytest.raises(TrimtabError, match=r"methods.half.bye = 1: unknown option; options of half: by"):
         chain("vcpo", {"name": "half", "bye": 1})
 

@@ -122,7 +122,7 @@ def test_advantages_are_whitened_over_all_action_tokens(name: str) -> None:
 
 
 def test_the_mask_does_not_enter_the_whitening() -> None:
-    v, c = view(), chain("copc")
+    v, c = view(), chain("copc").learner()
     w = c.weigh(v)
     assert w.keep_N is not None
     assert not w.keep_N.all()

@@ -162,7 +162,7 @@ def test_weight_and_clip_multiply_to_the_whole_ratio_under_either_anchor() -> No
             [MethodEntry(name="decoupled", anchor=anchor, action="none"), MethodEntry(name="ppo_decoupled", anchor=anchor)], setting()
         )
         v.current_N = v.behavior_N + 0.02
-        loss_N = chain.objective(v, chain.weigh(v), torch.ones_like(v.behavior_N))
+        loss_N = chain.learner().objective(v, chain.learner().weigh(v), torch.ones_like(v.behavior_N))
         torch.testing.assert_close(loss_N, -torch.full_like(loss_N, math.exp(0.02)), rtol=1e-9, atol=0.0)
 
 

@@ -47,7 +47,7 @@ def sampling(**options: Any) -> DynamicSampling:
 def test_groups_of_one_score_are_dropped_whatever_the_score() -> None:
     method = sampling()
     for scores in ((0, 0, 0), (1, 1, 1), (0.3, 0.3), (1, 1, 1 + 1e-9), (1, 1 - 1.2e-7, 1)):  # the last two: float32's rounding
-        assert method.accept(group(*scores)) == Reject("constant score")
+        assert method.accept(group(*scores)) == Reject("constant score", "all its members have the same score")
     for scores in ((0, 1, 0), (1, 1, 1 - 1e-5), (0.3, -0.3), (1e-7, -1e-7)):
         assert method.accept(group(*scores)) is None
 

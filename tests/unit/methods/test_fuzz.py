@@ -260,7 +260,7 @@ def test_a_step_is_scaled_within_bounds_or_refused_with_a_reason(name: str, opti
     @fast(name, options)
     @given(s=fuzz.steps())
     def check(s: StepView) -> None:
-        chain = chain_of(name, options)
+        chain = chain_of(name, options).learner()
         verdict = chain.step(s)
         if isinstance(verdict, Refuse):
             assert verdict.reason

@@ -199,7 +199,7 @@ def test_decoupled_ppo_is_a_weight_and_a_clip_that_agree() -> None:
 def test_the_chain_of_decoupled_ppo_weighs_the_clipped_loss() -> None:
     v = view(spread=0.2)
     c = chain("decoupled", "ppo_decoupled")
-    w = c.weigh(v)
+    w = c.learner().weigh(v)
     mu, prox = v.behavior_N.numpy(), v.proximal.numpy()
     _, got = gradient(c.objective_owner, v, w)
     np.testing.assert_allclose(got, np.exp(prox - mu) * ppo((v.current - v.proximal).numpy(), 0.2, 0.2), rtol=1e-11, atol=1e-14)

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import time
+from dataclasses import replace
+from itertools import permutations
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from support.pool_chain import pool_chain
 from support.pools import Member, Queue, pool_view
+from trimtab.control.pool_chain import PoolChain
 from trimtab.control.protocol import Notes, PoolView, Rescoring, Selection
 from trimtab.control.registry import build
-from trimtab.control.rejection import RejectionBudget, RejectionOptions, largest, quantile
+from trimtab.control.rejection import TIE, RejectionBudget, RejectionOptions, largest, quantile
 from trimtab.methods.pace import RING, Pace, PaceOptions, effective_staleness, percentile
 from trimtab.records import Json
 
@@ -25,7 +29,7 @@ def pace(**options: Json) -> Pace:
     return Pace(PaceOptions.model_validate(options))
 
 
-def commit(method: Pace, view: PoolView, want: int) -> Selection:
+def commit(method: Pace | PoolChain, view: PoolView, want: int) -> Selection:
     selection = method.select(view, want)
     assert selection is not None
     method.formed(selection)
@@ -206,7 +210,7 @@ def test_select_may_be_polled_and_only_a_formed_batch_is_committed() -> None:
 def test_it_tells_what_it_did() -> None:
     members = [[(float(i % 3), float(i % 5), 0.1 * i)] for i in range(40)]
     view = pool_view(members, want=8)
-    selection = commit(pace(beta=0.0), view, 8)
+    selection = commit(pool_chain(select=pace(beta=0.0)), view, 8)
     notes = view.recorder
     assert isinstance(notes, Notes)
     (decision,) = notes.decisions
@@ -218,6 +222,39 @@ def test_it_tells_what_it_did() -> None:
     assert notes.metrics["pace/rejected"] == (24, 1)
     assert notes.metrics["pace/interrupted"] == (26, 40)
     assert notes.metrics["pace/forgetting_known"] == (26, 26)
+
+
+@pytest.mark.parametrize("unit", ["mean", "max"])
+def test_rounding_decides_no_tie(unit: str) -> None:
+    """Groups of the same members in another order have the same effective staleness; their sums differ in the last bit."""
+    groups = [[(age, 0.0, UNKNOWN) for age in ages] for ages in permutations((0.1, 0.2, 0.3))]  # (0.1 + 0.2) + 0.3 > 0.1 + (0.2 + 0.3)
+    view = pool_view(groups, want=1)
+    exact = effective_staleness(view, np.ones(len(view.row_M)), unit)  # type: ignore[arg-type]
+    assert unit == "max" or len(set(exact.tolist())) > 1, "the case rests on sums that round differently"
+    selection = pace(beta=0.0, unit=unit).select(view, 1)
+    assert selection is not None
+    assert selection.reject == (0, 1, 2, 3)  # all tie and have waited equally long: the earliest arrivals go
+    assert selection.take == (4,)
+
+
+def test_ties_go_to_what_has_waited_longer_then_to_the_earliest() -> None:
+    """Effective staleness 2 of each, as 0 + 2, 1 + 1 and 2 + 0."""
+    view = pool_view([[(2.0, 0.0, UNKNOWN)], [(0.0, 2.0, UNKNOWN)], [(1.0, 1.0, UNKNOWN)], [(0.0, 2.0, UNKNOWN)]], want=1)
+    assert [pace(beta=0.0, w_star=w).select(view, 1).reject for w in (2.0, 1.0, 0.0)] == [(1,), (1, 3), (1, 2, 3)]  # type: ignore[union-attr]
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 30), st.integers(0, 2**32 - 1))
+def test_noise_below_the_tolerance_changes_no_choice(values: list[int], k: int, seed: int) -> None:
+    k, rng = min(k, len(values)), np.random.default_rng(seed)
+    clean, second = np.array(values, np.float64), rng.integers(0, 3, len(values))
+    noisy = clean + rng.uniform(-0.4, 0.4, len(values)) * TIE
+    want = sorted(range(len(values)), key=lambda i: (-clean[i], -second[i], i))[:k]
+    assert np.flatnonzero(largest(k, noisy, second, tie=TIE)).tolist() == sorted(want)
+
+
+def test_freshest_prefers_the_latest_of_equals_whatever_their_sums_rounded_to() -> None:
+    view = replace(pool_view([[(0.0, 1.0, UNKNOWN)]] * 3, want=1), mean_version=np.array([99.0 + 1e-14, 99.0, 99.0 - 1e-14]))
+    assert build("freshest", {}).select(view, 1) == Selection((2,))  # type: ignore[attr-defined]
 
 
 def test_what_it_asks_of_a_run() -> None:
@@ -255,8 +292,9 @@ def test_freshest_takes_the_youngest_tokens() -> None:
 
 def test_max_age_lets_the_old_go_and_waits_for_others() -> None:
     view = pool_view([[(0.0, w, UNKNOWN)] for w in (3.0, 1.0, 0.0, 1.0)], want=2)
-    assert build("max_age", {"max_age": 2}).select(view, 2) == Selection((1, 2), (0,))  # type: ignore[attr-defined]
-    assert build("max_age", {"max_age": 0}).select(view, 2) == Selection((), (0, 1, 3))  # type: ignore[attr-defined]
+    for limit, want in ((2, Selection((1, 2), (0,))), (0, Selection((), (0, 1, 3)))):
+        why = f"their oldest tokens are more than {limit} versions old"
+        assert build("max_age", {"max_age": limit}).select(view, 2) == replace(want, why=why)  # type: ignore[attr-defined]
     assert build("max_age", {"max_age": 9}).select(view, 5) is None  # type: ignore[attr-defined]
 
 

@@ -153,11 +153,11 @@ def test_a_mask_changes_nothing_for_the_others(name: str, options: dict[str, Any
     v = make_view([1, 0, 0, 1, 1, 0], [0, 0, 1, 1, 2, 2], LENGTHS, spread=0.4)
     consent = [] if build(name, options).corrects else [MethodEntry(name="none")]
     chain = Chain.resolve([MethodEntry(name=name, **options), *consent, MethodEntry(name="linear")], setting())
-    w = chain.weigh(v)
+    w = chain.learner().weigh(v)
     leaf = v.current.clone().requires_grad_()
     v.current_N = leaf
     advantage_N = v.token(v.reward_R * 2 - 1)
-    (d_N,) = torch.autograd.grad((v.scale_N * chain.objective(v, w, advantage_N)).sum(), leaf)
+    (d_N,) = torch.autograd.grad((v.scale_N * chain.learner().objective(v, w, advantage_N)).sum(), leaf)
     want = -v.weights(w) * advantage_N / (len(LENGTHS) * v.length_R[v.rollout_N])
     torch.testing.assert_close(d_N, want, rtol=1e-12, atol=0.0)
 
@@ -192,7 +192,7 @@ def test_rollouts_without_tokens_are_not_judged() -> None:
 def test_masks_compose_with_a_weight_for_the_same_ratio() -> None:
     chain = Chain.resolve([MethodEntry(name=n) for n in ("tok_tis", "geo_mis", "k3_reject", "token_veto")], setting())
     v = view_of([[0.0, 0.0], [0.001, -0.001], [-11.0, 11.0], [0.5, 0.5]])
-    np.testing.assert_allclose(v.weights(chain.weigh(v)), [1, 1, np.exp(0.001), np.exp(-0.001), 0, 0, 0, 0], rtol=1e-12)
+    np.testing.assert_allclose(v.weights(chain.learner().weigh(v)), [1, 1, np.exp(0.001), np.exp(-0.001), 0, 0, 0, 0], rtol=1e-12)
 
 
 @pytest.mark.parametrize("pair", [("icepop", "tok_tis"), ("dis", "seq_tis"), ("geo_tis", "ppo_clip"), ("icepop", "tok_mis")])

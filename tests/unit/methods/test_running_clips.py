@@ -116,10 +116,10 @@ def test_the_absolute_clip_comes_first(listed: list[str]) -> None:
     assert order.index("norm_clip") + 1 == order.index("median_clip")
     assert order.count("norm_clip") == 1
     g = gradient(40.0)
-    chain.gradient(g)
+    chain.learner().gradient(g)
     assert g.norm() == pytest.approx(1.0)
-    chain.after(result(applied=True))
-    assert chain.state_dict()["median_clip"] == {"window": [pytest.approx(1.0)]}
+    chain.learner().after(result(applied=True))
+    assert chain.learner().state_dict()["median_clip"] == {"window": [pytest.approx(1.0)]}
 
 
 @pytest.mark.parametrize("name", CLIPS)

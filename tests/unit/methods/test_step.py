@@ -11,6 +11,7 @@ import torch
 
 from support.views import result, setting, step_view
 from trimtab.control.chain import Chain
+from trimtab.control.learner_chain import LearnerChain
 from trimtab.control.protocol import GradientMethod, Keep, Notes, Refuse, Skip, StepMethod, StepResult, StepView
 from trimtab.control.registry import ChainMember, MethodEntry, build
 from trimtab.learner.gradient import ActorGradient
@@ -191,8 +192,8 @@ class Stops(GradientMethod):
         return Skip("too alike")
 
 
-def with_steps(*verdicts: float | Refuse) -> tuple[Chain, list[Says]]:
-    c = Chain.resolve([MethodEntry(name="seq_tis")], setting())
+def with_steps(*verdicts: float | Refuse) -> tuple[LearnerChain, list[Says]]:
+    c = Chain.resolve([MethodEntry(name="seq_tis")], setting()).learner()
     says = [Says(f"m{i}", v) for i, v in enumerate(verdicts)]
     c.members.extend(ChainMember(m, "") for m in says)
     return c, says
@@ -227,7 +228,7 @@ def test_everybody_hears_what_happened() -> None:
 
 
 def test_a_skip_names_who_skipped() -> None:
-    c = Chain.resolve([MethodEntry(name="seq_tis")], setting())
+    c = Chain.resolve([MethodEntry(name="seq_tis")], setting()).learner()
     c.members.insert(0, ChainMember(Stops(), ""))
     g = gradient([3.0, 4.0])
     assert c.gradient(g) == Skip("stops: too alike")  # type: ignore[arg-type]
@@ -240,7 +241,7 @@ def test_a_skip_names_who_skipped() -> None:
 
 def test_the_state_of_a_chain_is_that_of_its_methods() -> None:
     entries = [MethodEntry(name="vcpo"), MethodEntry.model_validate({"name": "ess", "reference": "calibrate", "calibration": 2})]
-    a, b = Chain.resolve(entries, setting()), Chain.resolve(entries, setting())
+    a, b = (Chain.resolve(entries, setting()).learner() for _ in range(2))
     a.step(step_view(SPREAD, lag_zero=True))
     a.after(result(applied=True))
     b.load_state_dict(a.state_dict())  # type: ignore[arg-type]
@@ -249,7 +250,7 @@ def test_the_state_of_a_chain_is_that_of_its_methods() -> None:
 
 
 def test_state_of_other_methods_is_refused_by_name() -> None:
-    a, b = Chain.resolve([MethodEntry(name="seq_tis")], setting()), Chain.resolve([MethodEntry(name="vcpo")], setting())
+    a, b = (Chain.resolve([MethodEntry(name=n)], setting()).learner() for n in ("seq_tis", "vcpo"))
     with pytest.raises(TrimtabError, match=r"methods = \['ess', 'linear', .*\]: the checkpoint was made with \['grpo', 'linear', "):
         b.load_state_dict(a.state_dict())  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="method linear keeps no state, the checkpoint has"):

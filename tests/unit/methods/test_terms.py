@@ -110,7 +110,7 @@ def test_the_term_adds_to_the_owners_loss() -> None:
     assert not c.surveying(Point.OBJECTIVE)
     v = view()
     assert v.entropy_N is not None
-    added = c.term(v, one(v), torch.zeros(N, dtype=torch.float64))
+    added = c.learner().term(v, one(v), torch.zeros(N, dtype=torch.float64))
     assert added is not None
     d = v.reference - v.current
     torch.testing.assert_close(added, 0.04 * divergence.k3(d) - 0.001 * v.entropy_N)

@@ -92,7 +92,7 @@ def test_weighings_of_several_methods_multiply_and_their_masks_intersect() -> No
     c.members.insert(0, type(c.members[0])(second, ""))  # what `resolve` refuses, `weigh` still multiplies
     s_N, s_R = ratios(v)
     want = np.where((np.exp(s_N) >= 0.5) & (np.exp(s_N) <= 2.0), np.exp(s_N), 0.0) * spread(np.minimum(np.exp(s_R), 2.0))
-    np.testing.assert_allclose(v.weights(c.weigh(v)), want, rtol=1e-12)
+    np.testing.assert_allclose(v.weights(c.learner().weigh(v)), want, rtol=1e-12)
 
 
 def test_weights_never_carry_a_gradient() -> None:

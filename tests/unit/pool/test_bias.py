@@ -88,4 +88,5 @@ def test_the_pool_tells_what_a_batch_let_go(make_pool, make_group, admit_all):
         decisions += formed.notes.decisions
         pool.consumed(pool.version + 1)
         pool.lost("w")
-    assert [d.what for d in decisions] == ["score drifts"]
+    assert [d.what for d in decisions if d.method == "pool"] == ["score drifts"]
+    assert [(d.what, d.amount) for d in decisions if d.method == "worst"] == [("rejected", 4.0)] * 35

@@ -2,6 +2,7 @@
 
 import pytest
 
+from support.pool_chain import pool_chain
 from trimtab.control.protocol import Selection
 from trimtab.pool.results import Finished, Formed, LetGo, NotYet, Ticket
 from trimtab.records import Slot, TrimtabError
@@ -146,9 +147,9 @@ def test_age_is_that_of_the_oldest_token_and_splits_exactly(make_pool, make_grou
     assert pool.version == 7
     pool.deliver("w", make_group(spanning.slot, ((3, 5, 7), (7,)), attempt=0))
     deliver(pool, pool.admit("v", 7, 0.0))
-    pool._select = TakeLast()
+    pool.chain = pool_chain(select=TakeLast())
     advance(pool)  # the other one first: the spanning group waits for a version
-    pool._select = None
+    pool.chain = pool_chain()
     (aged,) = pool.form().ages
     assert aged.oldest == 5
     assert aged.generation == 7 - (5 + 7) / 2  # entered at 7; its members' mean versions are 5 and 7
@@ -189,7 +190,7 @@ def test_what_a_selector_strands_expires(make_pool, admit_all, make_group, deliv
         pool.deliver("w", make_group(ticket.slot, ((0, 0, 0), (0,)), scores=[1.0, 0.0]))
     for ticket in admit_all(pool)[0]:
         deliver(pool, ticket)
-    pool._select = TakeLast()
+    pool.chain = pool_chain(select=TakeLast())
     formed = pool.form()
     assert slots(formed) == [4, 5]
     assert formed.let_go == tuple(LetGo(slot=Slot(0, i), reason="expired", score=0.5, length=2.0) for i in (2, 3))
@@ -210,11 +211,11 @@ def test_groups_that_are_let_go_pay_what_is_owed(make_pool, admit_all, deliver):
     advance(pool)
     for ticket in (*tickets[2:], *admit_all(pool)[0]):
         deliver(pool, ticket)
-    pool._select = Scripted(take=(4, 5), reject=(0, 1))
+    pool.chain = pool_chain(select=Scripted(take=(4, 5), reject=(0, 1)))
     formed = advance(pool)
     assert slots(formed) == [6, 7]
     assert [(gone.slot.index, gone.reason) for gone in formed.let_go] == [(2, "let go"), (3, "let go")]
-    pool._select = None
+    pool.chain = pool_chain()
     assert slots(advance(pool)) == [4, 5]
 
 
@@ -227,7 +228,7 @@ def test_a_selector_waits_for_running_groups_it_would_strand(make_pool, admit_al
     deliver(pool, tickets[2])
     for ticket in admit_all(pool)[0]:
         deliver(pool, ticket)
-    pool._select = TakeLast()
+    pool.chain = pool_chain(select=TakeLast())
     waiting = pool.form()
     assert [s.slot for s in waiting.stragglers] == [tickets[3].slot]
     assert pool.facts(0.0).counts["dropped"] == 0  # a poll commits nothing

@@ -81,15 +81,15 @@ def choose_mode(shape: Shape, layout: BlockLayout, itemsize: int, *, keep: int) 
 
 
 @dataclass(frozen=True, slots=True)
-class Estimate:
+class RouteCost:
     """Cost of a route and the bytes it holds beyond an ordinary forward and backward."""
 
     cost: float
     bytes: int
 
 
-def estimate(shapes: list[Shape], parameters: int, layout: BlockLayout, itemsize: int, memory: int) -> dict[Route, Estimate]:
-    """Each route's :class:`Estimate`. Every rollout counts as a group of its own: groups are not known at the forward."""
+def estimate(shapes: list[Shape], parameters: int, layout: BlockLayout, itemsize: int, memory: int) -> dict[Route, RouteCost]:
+    """Each route's :class:`RouteCost`. Every rollout counts as a group of its own: groups are not known at the forward."""
     weights = [weight_cost(s, layout) for s in shapes]
     plain = 3 * sum(weights)
     left, held, book, two_pass = memory, 0, 0.0, 0.0
@@ -103,9 +103,9 @@ def estimate(shapes: list[Shape], parameters: int, layout: BlockLayout, itemsize
         two_pass += min(forgotten, gram) - w
     rollouts = len(layout.lengths)
     return {
-        "bookkeeping": Estimate(2 * sum(weights) + book, held),
-        "two_pass": Estimate(plain + sum(weights) + two_pass, 0),
-        "two_buffer": Estimate(plain + sum(weights) + CALL * rollouts * len(shapes), 2 * rollouts * parameters * itemsize),
+        "bookkeeping": RouteCost(2 * sum(weights) + book, held),
+        "two_pass": RouteCost(plain + sum(weights) + two_pass, 0),
+        "two_buffer": RouteCost(plain + sum(weights) + CALL * rollouts * len(shapes), 2 * rollouts * parameters * itemsize),
     }
 
 
@@ -121,6 +121,6 @@ def sketched(shapes: Sequence[Shape], rows: int, itemsize: int) -> int:
     return len(shapes)
 
 
-def choose_route(routes: dict[Route, Estimate], memory: int) -> Route:
+def choose_route(routes: dict[Route, RouteCost], memory: int) -> Route:
     """The cheapest route whose bytes fit ``memory``; ``two_pass`` always fits."""
     return min((name for name, e in routes.items() if e.bytes <= memory), key=lambda name: routes[name].cost)
