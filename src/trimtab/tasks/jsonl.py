@@ -160,7 +160,8 @@ def _names(paths: Sequence[str]) -> list[str]:
 
 def _notes(files: Sequence[_Named], repeated: int) -> list[str]:
     notes = [
-        f"{f.rows.path}: {f.rows.bad} bad row{' is' if f.rows.bad == 1 else 's are'} set aside, {len(f.rows)} are left: {f.rows.complaint()}"
+        f"{f.rows.path}: {f.rows.bad} bad row{' is' if f.rows.bad == 1 else 's are'} set aside, "
+        f"{len(f.rows)} are left: {f.rows.complaint()}"
         for f in files
         if f.rows.bad
     ]
