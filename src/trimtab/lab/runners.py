@@ -138,7 +138,7 @@ def switch(work: Work, tell: Callable[[int], None]) -> None:
     train(Work(first, {}, work.folder), tell)
     written = json.dumps(lean(config).model_dump(mode="json"), indent=1) + "\n"
     write_atomic(RunFolder.open(work.folder).config_json, written.encode())
-    _whole(resume(work.folder, [], _Told(tell), report=False))
+    _whole(resume(work.folder, [], _Told(tell), report=False, accept_changed_data=True))  # the data may be what changes
 
 
 def lean(config: RunConfig) -> RunConfig:
